@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.measurement import Run, Step
+from benchmarks.processor import processor_seconds
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.generators import generator_for, hand_over_weights
 from engine.cluster.members import learner_for
@@ -79,7 +80,7 @@ class Engine:
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 
     async def _step(self, number: int) -> Step:
-        begin, cpu_begin = time.perf_counter(), time.process_time()
+        begin, cpu_begin = time.perf_counter(), processor_seconds()
         groups = await self._collected(number)
         collected_at = time.perf_counter()
         await self._learning(lambda: self._learner.credit(groups, step=number))
@@ -94,7 +95,7 @@ class Engine:
             rollout=collected_at - begin,
             score=credited_at - collected_at,
             update=end - credited_at,
-            cpu=time.process_time() - cpu_begin,
+            cpu=processor_seconds() - cpu_begin,
             trajectories=len(trajectories),
             turns=turns(trajectories),
             sampled_tokens=sampled_tokens(trajectories),

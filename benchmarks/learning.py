@@ -7,6 +7,7 @@ goes on where it was.  Plans and results: docs/benchmarks.md and docs/learning.m
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from benchmarks.learning_runs import RunFailed, run_plan
 from benchmarks.learning_statistics import headlines, summary
 
 SHOWN = ("final", "area", "steps_to_90", "tool_error_rate", "first_attempt_error_rate", "grad_norm", "step_seconds")
+OF_CONTEXTS = (
+    "first", "final", "final_greedy", "turns", "sampled_tokens", "read_tokens", "turn_tokens", "longest_tokens",
+    "segments", "notes", "left_turns",
+)  # fmt: skip
+"""What is shown where recipes differ in their contexts."""
 
 
 def main() -> int:
@@ -42,7 +48,8 @@ def main() -> int:
     }
     for file in filter(None, (folder / "summary.json", options.json)):
         write_report(file, headlines(report), report)
-    console.print(_table(report))
+    shown = OF_CONTEXTS if any("turn_tokens" in values for values in report["arms"].values()) else SHOWN
+    console.print(_table(report, shown))
     console.print(f"curves: {write_plots(plan, outcomes, folder)}")
     return 0
 
@@ -61,15 +68,15 @@ def _home() -> Path:
     return Path(os.environ.get("PALESTRA_HOME", Path(__file__).resolve().parent.parent / ".palestra")).resolve()
 
 
-def _table(report: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any], shown: Sequence[str]) -> Table:
     """Means with standard errors, and under each arm its paired difference to the first."""
     table = Table(title=f"{report['metric']}, {len(report['seeds'])} seeds: mean (standard error)")
-    for column in ("", *SHOWN):
+    for column in ("", *shown):
         table.add_column(column)
     for arm, values in report["arms"].items():
-        table.add_row(arm, *(_cell(values.get(name)) for name in SHOWN))
+        table.add_row(arm, *(_cell(values.get(name)) for name in shown))
         if arm in report["differences"]:
-            table.add_row("  difference", *(_cell(report["differences"][arm].get(name), sign="+") for name in SHOWN))
+            table.add_row("  difference", *(_cell(report["differences"][arm].get(name), sign="+") for name in shown))
     return table
 
 

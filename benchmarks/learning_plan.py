@@ -17,6 +17,7 @@ from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
 
 PLANS = Path(__file__).resolve().parent / "plans"
+KEYS = ("claim", "metric", "seeds", "one_start", "material", "run", "arms")
 
 
 class BadPlan(Exception):
@@ -41,18 +42,32 @@ class Plan:
     shared: dict[str, Any]
     """A run's document without its recipe's differences; it also says the cold start."""
     arms: tuple[Arm, ...]
+    one_start: bool = False
+    """Whether all seeds begin with the cold start of the first one, so that they differ in RL and evaluation alone."""
+    material: str | None = None
+    """The name of what is made before the first run (learning_material.py); None: nothing."""
 
     @property
     def digest(self) -> str:
         """Changes with whatever changes a result, presets and defaults included; not with the number of seeds."""
         runs = [[arm.name, self.spec(arm, 0).model_dump(mode="json")] for arm in self.arms]
         decisive = {"metric": self.metric, "cold start": self.shared["recipe"]["stages"], "runs": runs}
+        if self.material is not None:
+            decisive["material"] = self.material
+        if self.one_start:
+            decisive["one start"] = True
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
+    def start_of(self, seed: int) -> int:
+        """The seed of the cold start with which a seed's runs begin."""
+        return self.seeds[0] if self.one_start else seed
+
     def cold_start_spec(self, seed: int) -> RunSpec:
-        """The supervised stages alone, which all arms of a seed share."""
+        """The supervised stages alone, which all arms of a seed share, and of ``one_start`` all seeds."""
         recipe = {"stages": self.shared["recipe"]["stages"], "objective": {"kind": "none"}}
-        return _spec({**self.shared, "name": f"cold start {seed}", "seed": seed, "recipe": recipe})
+        evaluation = {"every": 0, "tasks": 1, "interim_tasks": 1}  # each arm measures the start under its own recipe
+        document = {**self.shared, "name": f"cold start {seed}", "seed": seed, "recipe": recipe}
+        return _spec({**document, "evaluation": evaluation})
 
     def spec(self, arm: Arm, seed: int) -> RunSpec:
         recipe = {**self.shared["recipe"], **arm.recipe}
@@ -62,9 +77,9 @@ class Plan:
 def plan_from_file(path: Path, *, seeds: int | None = None) -> Plan:
     """Raises BadPlan, also when one of its runs would be refused."""
     document = tomllib.loads(path.read_text())
-    unknown = document.keys() - {"claim", "metric", "seeds", "run", "arms"}
+    unknown = document.keys() - set(KEYS)
     if unknown:
-        raise BadPlan(f"{path}: {', '.join(sorted(unknown))}: unknown; known are claim, metric, seeds, run, arms")
+        raise BadPlan(f"{path}: {', '.join(sorted(unknown))}: unknown; known are {', '.join(KEYS)}")
     return _checked(
         Plan(
             claim=document["claim"],
@@ -72,6 +87,8 @@ def plan_from_file(path: Path, *, seeds: int | None = None) -> Plan:
             seeds=tuple(range(seeds if seeds is not None else document.get("seeds", 5))),
             shared=document["run"],
             arms=tuple(Arm(name, recipe) for name, recipe in document["arms"].items()),
+            one_start=document.get("one_start", False),
+            material=document.get("material"),
         )
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning_material import Material, material_of
 from benchmarks.learning_plan import Arm, Plan
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.state import RunState
@@ -37,10 +38,12 @@ class RunResult:
 def run_plan(plan: Plan, folder: Path, *, processes: int, log: Callable[[str], None]) -> list[RunResult]:
     """All outcomes, those that stand in ``folder`` from an earlier call among them; ``processes`` runs at once."""
     _write_plan(plan, folder)
+    material = material_of(plan, folder / "material")
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda seed: _cold_start(plan, folder, seed, log), plan.seeds))
+        starts = sorted({plan.start_of(seed) for seed in plan.seeds})
+        list(pool.map(lambda seed: _cold_start(plan, folder, seed, material, log), starts))
         pairs = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
-        return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], log), pairs))
+        return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], material, log), pairs))
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:
@@ -54,25 +57,25 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     file.write_text(json.dumps({"digest": plan.digest, **document}, indent=1))
 
 
-def _cold_start(plan: Plan, folder: Path, seed: int, log: Callable[[str], None]) -> Path:
+def _cold_start(plan: Plan, folder: Path, seed: int, material: Material, log: Callable[[str], None]) -> Path:
     """The folder of the shared start; made once."""
     place = folder / "cold-start" / str(seed)
     if not (place / "done").exists():
         shutil.rmtree(place, ignore_errors=True)
         log(f"cold start, seed {seed}")
-        _train(plan.cold_start_spec(seed), place, resume=False)
+        _train(material.placed(plan.cold_start_spec(seed)), place, material, resume=False)
         (place / "done").touch()
     return place
 
 
-def _run(plan: Plan, folder: Path, arm: Arm, seed: int, log: Callable[[str], None]) -> RunResult:
+def _run(plan: Plan, folder: Path, arm: Arm, seed: int, material: Material, log: Callable[[str], None]) -> RunResult:
     place = folder / arm.name / str(seed)
     result = place / "curves.json"
     if not result.exists():
-        spec = _without_preset(plan.spec(arm, seed))
+        spec = material.placed(_without_preset(plan.spec(arm, seed)))
         shutil.rmtree(place, ignore_errors=True)
-        _start_from(folder / "cold-start" / str(seed), place, spec)
-        _train(spec, place, resume=True)
+        _start_from(folder / "cold-start" / str(plan.start_of(seed)), place, spec)
+        _train(spec, place, material, resume=True)
         partial = result.with_suffix(".partial")
         partial.write_text(json.dumps(_curves(place / "spool")))
         partial.rename(result)
@@ -96,8 +99,9 @@ def _start_from(cold: Path, place: Path, spec: RunSpec) -> None:
     checkpoints.amend(RunState(spec=spec, cold_started=True, cold_start_steps=state.cold_start_steps))
 
 
-def _train(spec: RunSpec, place: Path, *, resume: bool) -> None:
+def _train(spec: RunSpec, place: Path, material: Material, *, resume: bool) -> None:
     place.mkdir(parents=True, exist_ok=True)
+    material.bring(place)
     file = place / "run.toml"
     file.write_text(_as_toml(spec))
     command = [sys.executable, "-m", "engine", "train", str(file), "--run-dir", str(place), "--in-process"]

@@ -49,11 +49,34 @@ MEASURES = {
 }
 """Name -> the training metric whose mean over all steps it is; of a metric that a run lacks, nothing is told."""
 
+HELD_OUT = {
+    "final_greedy": "eval/success_greedy",
+    "heldout_tool_error_rate": "eval/tool_error_rate",
+    "turns": "eval/context/turns",
+    "sampled_tokens": "eval/context/sampled_tokens",
+    "read_tokens": "eval/context/read_tokens",
+    "opening_tokens": "eval/context/opening_tokens",
+    "turn_tokens": "eval/context/turn_tokens",
+    "longest_tokens": "eval/context/longest_tokens",
+    "segments": "eval/context/segments",
+    "thoughts": "eval/context/thoughts",
+    "notes": "eval/context/notes",
+    "left_turns": "eval/context/left_turns",
+}
+"""Name -> the metric of the last evaluation that it is, of sampled episodes but for ``final_greedy``."""
+
+COSTS = {
+    "sampled_tokens": "tokens sampled an episode",
+    "read_tokens": "tokens read an episode, each turn anew",
+    "turn_tokens": "tokens before a turn",
+    "longest_tokens": "tokens of an episode's longest context",
+}
+
 
 def summary(metric: str, outcomes: Sequence[RunResult]) -> dict[str, Any]:
-    """Per arm: final height, area, steps to 90 % of the baseline's best, and the means of MEASURES; per later arm its
-    paired differences to the first.  Steps to the threshold count as one more than the last where never reached, and
-    how many seeds reached it is told beside."""
+    """Per arm: height before RL and at the end, area, steps to 90 % of the baseline's best, the means of MEASURES and
+    what HELD_OUT says of the last evaluation; per later arm its paired differences to the first.  Steps to the
+    threshold count as one more than the last where never reached, and how many seeds reached it is told beside."""
     arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
     by_arm = {arm: {outcome.seed: outcome for outcome in outcomes if outcome.arm == arm} for arm in arms}
     seeds = sorted(by_arm[arms[0]])
@@ -72,7 +95,8 @@ def summary(metric: str, outcomes: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def headlines(report: dict[str, Any]) -> list[Headline]:
-    """Final height of every arm; of a later one its paired difference to the first, which ought to be above 0."""
+    """Final height of every arm; of a later one its paired difference to the first, which ought to be above 0.  Where
+    the recipes have contexts: what an episode costs in tokens, and how long its contexts are."""
     arms = [
         figure(f"{arm}: {report['metric']} at the end", _of(values["final"])) for arm, values in report["arms"].items()
     ]
@@ -80,7 +104,13 @@ def headlines(report: dict[str, Any]) -> list[Headline]:
         at_least(f"{arm} over {report['baseline']}: {report['metric']} at the end", _of(values["final"]), 0.0)
         for arm, values in report["differences"].items()
     ]
-    return arms + differences
+    contexts = [
+        figure(f"{arm}: {what}", _of(values[name]))
+        for arm, values in report["arms"].items()
+        for name, what in COSTS.items()
+        if name in values
+    ]
+    return arms + differences + contexts
 
 
 def _of(values: dict[str, Any]) -> Distribution:
@@ -92,6 +122,7 @@ def _row(metric: str, outcome: RunResult, baseline: RunResult) -> dict[str, floa
     last = max(curve)
     reached = first_step_at(curve, 0.9 * max(reference.values()))
     row = {
+        "first": curve[min(curve)],
         "final": curve[last],
         "area": area(curve),
         "steps_to_90": float(last + 1 if reached is None else reached),
@@ -102,6 +133,9 @@ def _row(metric: str, outcome: RunResult, baseline: RunResult) -> dict[str, floa
             row[name] = fmean(outcome.curves[key].values())
         elif name == "first_attempt_error_rate" and "train/tool_error_rate" in outcome.curves:
             row[name] = fmean(outcome.curves["train/tool_error_rate"].values())
+    for name, key in HELD_OUT.items():
+        if key in outcome.curves:
+            row[name] = outcome.curves[key][max(outcome.curves[key])]
     return row
 
 

@@ -6,7 +6,6 @@ that a run does: events, an evaluation before and behind the steps, checkpoints.
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.measurement import Run, Step
+from benchmarks.processor import processor_seconds
 from benchmarks.workload import Workload
 from engine.cluster import in_process
 from engine.cluster.members import learner_for
@@ -37,7 +37,8 @@ class Log:
         append = Spool.append
 
         def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
-            self.events += [(json.loads(line), time.process_time()) for line in lines]
+            taken_s = processor_seconds()
+            self.events += [(json.loads(line), taken_s) for line in lines]
             return append(spool, lines, first_seq=first_seq)
 
         Spool.append = appended  # type: ignore[assignment,method-assign]

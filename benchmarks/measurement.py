@@ -27,8 +27,8 @@ class Step:
     update: float
     """Loss, gradients, optimizer, and handing the new weights to the sampler."""
     cpu: float
-    """Processor time of the process in all its threads, its sandboxes left out.  Says little about waiting, but a busy
-    machine disturbs it less than the clock."""
+    """Processor time of the process in all its threads and of its decoders, its sandboxes left out.  Says little about
+    waiting, but a busy machine disturbs it less than the clock."""
     trajectories: int
     turns: int
     sampled_tokens: int

@@ -1,7 +1,8 @@
-"""From this machine to 64 GPUs, simulated: ``./dev bench scale [--json FILE] [--measure] [--gpus 8 64] [--steps 4]``.
+"""From this machine to 64 GPUs, simulated: ``./dev bench scale [--json FILE] [--measure] [--record] [--gpus 8 64]``.
 
 Nothing of a cluster is run: constants are measured here, cited or assumed (scale_constants.py), and docs/scale.md says
-what that leaves open.  ``--measure`` takes Ray's and the log's anew and records them.
+what that leaves open.  ``--measure`` takes Ray's and the log's anew and records them.  The layouts are also played with
+what the rollouts of a real run did (scale_traces.py), whose own steps stand beside; ``--record`` runs it anew.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
+from benchmarks.multiplexing_runs import record
 from benchmarks.scale_constants import (
     AGENTIC,
     COMPLETIONS,
@@ -28,12 +30,16 @@ from benchmarks.scale_constants import (
 )
 from benchmarks.scale_measured import measured
 from benchmarks.scale_simulation import Plan, SimulatedRun, Simulation
+from benchmarks.scale_traces import Recorded, Trace, machine_of, plans_of, read_trace
 
 BATCH_PER_GPU = 32
 """Trajectories of a step: 2,048 at 64 GPUs, so that ratio 4 has 10,240 places."""
 SHARES = (4, 2)
 """A trainer that has GPUs of its own gets a fourth or a half of them, whichever is faster."""
 RATIOS = (1, 4)
+TRACED_TIMES = (1, 4)
+"""The trace is played on so many times the devices of its run, with as many times the trajectories a step."""
+TRACED_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,14 @@ def main() -> int:
     options = _options()
     if options.measure:
         RECORDED.write_text(json.dumps(measured(), indent=2) + "\n")
-    known = constants()
+    if options.record:
+        record()
+    known, trace = constants(), read_trace()
     cases = list(simulated(known, options.gpus, steps=options.steps, seed=options.seed))
-    headlines = headlines_of(cases)
+    cases += traced(trace, seed=options.seed)
+    headlines = [*headlines_of(cases), *beside_the_run(trace, cases)]
     if options.json:
-        document = as_json(known, cases)
+        document = as_json(known, cases) | {"trace": {"setting": asdict(trace.setting), "run": asdict(trace.outcome)}}
         write_report(Path(options.json), headlines, document)
     console = Console(width=max(150, Console().width), highlight=False)
     for table in (_outcome_table(cases), headline_table(headlines)):
@@ -67,6 +76,29 @@ def simulated(known: dict[str, Constant], sizes: Sequence[int], *, steps: int, s
             yield _fastest(f"{gpus} GPUs", [_run(known, gpus, plan, steps, seed) for plan in candidates])
         slow = Simulation(cluster(known, gpus=gpus, weights="ray"), AGENTIC, _synchronous(batch), seed=seed)
         yield Case(f"{gpus} GPUs, weights through Ray's store", slow.run(steps, warm_up=1))
+
+
+def traced(trace: Trace, *, seed: int, steps: int = TRACED_STEPS) -> Iterator[Case]:
+    """The layouts with the rollouts of a run; the synchronous one first."""
+    for times in TRACED_TIMES:
+        devices = times * trace.setting.generators
+        machine = machine_of(trace, devices=devices)
+        for plan in plans_of(trace, times=times):
+            outcome = Simulation(machine, Recorded(trace), plan, seed=seed).run(steps, warm_up=plan.async_ratio + 1)
+            yield Case(f"trace of a run on {devices} devices", outcome)
+
+
+def beside_the_run(trace: Trace, cases: Sequence[Case]) -> list[Headline]:
+    """What was simulated of the run's own layout over what the run did."""
+    scale = f"trace of a run on {trace.setting.generators} devices"
+    same = next(case.outcome for case in cases if case.scale == scale and case.outcome.plan.layout == "multiplexed")
+    run = trace.outcome
+    return [
+        figure("recorded run: steps per hour", run.steps_per_hour),
+        figure("recorded run: steps per hour, simulated / run", same.steps_per_hour / run.steps_per_hour),
+        figure("recorded run: moves a step", run.moves),
+        figure("recorded run: moves a step, simulated", same.moves / TRACED_STEPS),
+    ]
 
 
 def _alternatives(gpus: int, batch: int) -> Iterator[list[Plan]]:
@@ -143,6 +175,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench scale", description="A cluster, simulated.")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there")
     parser.add_argument("--measure", action="store_true", help="take and record Ray's and the log's constants anew")
+    parser.add_argument("--record", action="store_true", help="run and record the trace anew: some minutes")
     parser.add_argument("--gpus", nargs="+", type=_gpus, default=[8, 64], metavar="N", help="sizes of the cluster")
     parser.add_argument("--steps", type=int, default=4, help="training steps that are counted")
     parser.add_argument("--seed", type=int, default=0)

@@ -5,12 +5,14 @@
 * Decoding: what is decoded at once on a GPU shares it; a step of all of them takes ``step_s + row_s x rows`` seconds.
   So many rows fit, the rest waits in turn.  New weights stop it for as long as they take.
 * Processor work (sandboxes, the generator's actor, the log's writer) is first come, first served on so many servers.
+* A trajectory of a group is ready when all of the group are.
 * The buffer holds ``(async_ratio + 1) x batch`` trajectories: in play, ready, or in training.  One that began under
   version v is trained on by the step of version v + async_ratio or before; steps wait for those that are due, and
   leave no more behind than later steps can still take in time (docs/staleness.md).
   Ratio 0 is therefore the synchronous loop.
 
-Nothing here knows a number of its own: constants come from scale_constants.py.
+What trajectories do comes from laws (``Workload``) or from what those of a run did (scale_traces.py).
+Nothing here knows a number of its own: constants come from scale_constants.py, or from that run.
 """
 
 import heapq
@@ -19,11 +21,21 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
+from typing import Literal, Protocol
 
 from engine.cluster.multiplexing import Demand, Multiplexer, Multiplexing
 
 Layout = Literal["colocated", "apart", "multiplexed"]
+
+
+class Episodes(Protocol):
+    """Where trajectories come from."""
+
+    def drawn(self, random_numbers: random.Random) -> "Episode":
+        """The next one."""
+        ...
+
+    def trained_tokens(self, episode: "Episode") -> float: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,9 @@ class Episode:
     turn: int = 0
     version: int = 0
     """The version of the weights when it began."""
+    group: "list[Episode] | None" = None
+    """All that are compared with each other, itself among them; None: nobody else."""
+    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,8 @@ class Plan:
     batch: int
     trainer_gpus: int = 0
     """The GPUs that train of ``apart`` and ``multiplexed``; ``colocated`` uses all of them for one thing at a time."""
+    hold_s: float | None = None
+    """Between two moves of ``multiplexed``; None: five times what a move takes."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +224,7 @@ class Totals:
 
 
 class Simulation:
-    def __init__(self, machine: Machine, workload: Workload, plan: Plan, *, seed: int = 0) -> None:
+    def __init__(self, machine: Machine, workload: Episodes, plan: Plan, *, seed: int = 0) -> None:
         self._machine, self._workload, self._plan = machine, workload, plan
         self._random = random.Random(seed)
         self._now_s = 0.0
@@ -281,9 +298,14 @@ class Simulation:
     def _finished(self, episode: Episode) -> None:
         self._driver.done_at(self._now_s, self._machine.event_cpu_s)
         self._in_flight -= 1
-        self._playing[episode.version] -= 1
-        self._ready_of[episode.version] += 1
-        self._ready.append(episode)
+        episode.finished = True
+        group = episode.group or [episode]
+        if not all(other.finished for other in group):
+            return
+        for member in group:
+            self._playing[member.version] -= 1
+            self._ready_of[member.version] += 1
+        self._ready += group
         self._look()
 
     def _look(self) -> None:
@@ -388,5 +410,5 @@ class Simulation:
 def _multiplexer(machine: Machine, plan: Plan) -> Multiplexer | None:
     if plan.layout != "multiplexed":
         return None
-    hold_s = 5 * machine.move_s
+    hold_s = 5 * machine.move_s if plan.hold_s is None else plan.hold_s
     return Multiplexer(Multiplexing(machine.gpus, plan.trainer_gpus, plan.batch, hold_s=hold_s, patience_s=2 * hold_s))

@@ -1,8 +1,8 @@
 """A training step of this checkout against one of another commit: ``./dev bench step --against COMMIT [--json FILE]``.
 
 Both train the same small run of python-math, each in a process of its own, in alternate order on one core, with the
-defaults of their sandboxes.  Told per pair: seconds of all steps with this checkout / with the other commit, and
-processor time of the whole run, sandboxes included.
+defaults of their sandboxes.  Told per pair: seconds of all steps with this checkout / with the other commit,
+processor time of the whole run, sandboxes included, and the most memory that the run's process had.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks import machine
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, at_most, headline_table, write_report
+from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = 1.0
@@ -98,6 +98,8 @@ class Measured:
     """The part of it in which rollouts were sampled."""
     processor_s: float | None
     """The processor time of the whole run with all that it started; None where no cgroup counts it (v1 ``cpuacct``)."""
+    peak_mib: float
+    """What of the run's process was resident at most, from its start to its end."""
 
 
 def main() -> None:
@@ -136,8 +138,16 @@ def headlines(pairs: list[tuple[Measured, Measured]]) -> list[Headline]:
         "whole run, processor time": [
             ours.processor_s / theirs.processor_s for ours, theirs in pairs if ours.processor_s and theirs.processor_s
         ],
+        "peak memory of the run's process": [ours.peak_mib / theirs.peak_mib for ours, theirs in pairs],
     }
-    return [at_most(f"{what}: this / other", _spread(values), TARGET) for what, values in ratios.items()]
+    peaks = {
+        "this": [ours.peak_mib for ours, _ in pairs],
+        "other": [theirs.peak_mib for _, theirs in pairs],
+    }
+    return [
+        *(at_most(f"{what}: this / other", _spread(values), TARGET) for what, values in ratios.items()),
+        *(figure(f"peak memory, MiB: {whose}", _spread(values)) for whose, values in peaks.items()),
+    ]
 
 
 def _spread(values: list[float]) -> Distribution | None:
@@ -157,10 +167,20 @@ def measured(checkout: Path, spec: Path, folder: Path, core: int) -> Measured:
                 (account / "cgroup.procs").write_text("0")
 
         environment = os.environ | {"PYTHONPATH": str(checkout)}
-        subprocess.run(command, cwd=checkout, env=environment, check=True, preexec_fn=enter, stdout=subprocess.DEVNULL)
+        run = subprocess.Popen(command, cwd=checkout, env=environment, preexec_fn=enter, stdout=subprocess.DEVNULL)
+        peak_mib = _waited_for(run)
         spent_s = None if account is None else int((account / "cpuacct.usage").read_text()) / 1e9
     seconds = json.loads(summary.read_text())["seconds"]
-    return Measured(sum(seconds[phase] for phase in PHASES), seconds["collect"], spent_s)
+    return Measured(sum(seconds[phase] for phase in PHASES), seconds["collect"], spent_s, peak_mib)
+
+
+def _waited_for(run: "subprocess.Popen[bytes]") -> float:
+    """The most MiB that were resident of it, or of one process that it started, which are all smaller."""
+    _, status, usage = os.wait4(run.pid, 0)
+    run.returncode = os.waitstatus_to_exitcode(status)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, run.args)
+    return usage.ru_maxrss / 1024
 
 
 @contextmanager

@@ -70,6 +70,8 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
             "recipe": {"stages": [], "optimizer": {"learning_rate": LEARNING_RATE}},
             "resources": {
                 "threads": threads,
+                "threads_share": "micro-batches",
+                "decoders": threads,
                 "kv_slots": ROLLOUTS,
                 "share_prefixes": True,
                 "sandboxes": 1 if setting == "completions" else ROLLOUTS,

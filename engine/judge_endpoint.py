@@ -7,6 +7,9 @@ is put, and what its answer means, is for the caller to say: ``engine/rollout/ju
 A question is asked ``retries`` times more, with pauses that double, or last as long as a server asks
 for; what the server refuses is not asked again.  Every request has its time-out, so every question
 comes to an end.  The key travels in a header and appears in no message.
+
+Who serves the model is its own business: an address, or servers of the run (``resources.judge``), which may stand
+in another process and start again in the meantime.
 """
 
 import asyncio
@@ -14,14 +17,15 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.seeds import derived_seed
-from engine.spec.judge import ChatEndpoint
+from engine.spec.judge import OF_THE_RUN, ChatEndpoint
+
+if TYPE_CHECKING:
+    import httpx
 
 KEPT_ANSWERS = 20_000
 """Questions whose answers are kept, latest first."""
@@ -35,6 +39,19 @@ NOT_THAT_DOCUMENT = (ValueError, LookupError, TypeError, RecursionError)
 """What reading a field out of some other answer than was expected raises; the last is JSON nested too deep."""
 
 Verdict = TypeVar("Verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    status: int
+    retry_after: str
+    """The header of that name."""
+    body: bytes
+
+
+ServedJudge = Callable[[Mapping[str, Any], float], Awaitable[ChatAnswer]]
+"""Asks the servers of ``resources.judge``: a request, and the seconds that one server has for its answer.  Waits for
+servers that start again.  Raises TimeoutError, and what ends the attempt."""
 
 
 class JudgeFailed(Exception):
@@ -78,9 +95,11 @@ class JudgeCounts:
 class JudgeEndpoint(Generic[Verdict]):
     """Belongs to the event loop in which it is first asked."""
 
-    def __init__(self, settings: ChatEndpoint, *, role: str, key: str | None) -> None:
-        """``role`` is the system message of every question."""
-        self._settings, self._role = settings, role
+    def __init__(
+        self, settings: ChatEndpoint, *, role: str, key: str | None, served: ServedJudge | None = None
+    ) -> None:
+        """``role`` is the system message of every question; ``served`` is asked where the run serves the model."""
+        self._settings, self._role, self._served = settings, role, served
         self._url = f"{settings.endpoint.rstrip('/')}/chat/completions"
         # Plain: what little arrives compressed could unpack to more than there is memory, or time, for.
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -149,26 +168,39 @@ class JudgeEndpoint(Generic[Verdict]):
             attempt += 1
 
     async def _asked_once(self, question: str, *, again: bool) -> str:
+        import httpx  # with the first question: a run without a judge has none
+
         self.counts.calls += 1
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                status, retry_after, body = await self._post(self._request(question, again=again))
+            answer = await self._answered(self._request(question, again=again))
         except TimeoutError:
             raise JudgeTimeout(f"no answer within {self._settings.timeout_s:g} s") from None
         except httpx.RequestError as error:
             raise JudgeUnavailable(f"{type(error).__name__} at {self._url}: {error}") from error
         except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: a name that is none in punycode
             raise JudgeRefused(f"{self._url} is no address: {error}") from error
-        if status == 200:
-            return text_of_completion(body)
-        detail = f"status {status} from {self._url}{refusal_in(body)}"
-        if status >= 500 or status in (408, 429):
-            raise JudgeUnavailable(detail, retry_after_s=seconds_in(retry_after))
+        if answer.status == 200:
+            return text_of_completion(answer.body)
+        detail = f"status {answer.status} from {self._url}{refusal_in(answer.body)}"
+        if answer.status >= 500 or answer.status in (408, 429):
+            raise JudgeUnavailable(detail, retry_after_s=seconds_in(answer.retry_after))
         raise JudgeRefused(detail)
 
-    async def _post(self, document: dict[str, Any]) -> tuple[int, str, bytes]:
-        """Status, the header ``Retry-After``, body."""
+    async def _answered(self, document: dict[str, Any]) -> ChatAnswer:
+        if not self._settings.is_of_the_run:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await self._post(document)
+        if self._served is None:
+            raise JudgeRefused(f"{OF_THE_RUN}: a run has such servers, and this is none")
+        answer = await self._served(document, self._settings.timeout_s)
+        if len(answer.body) > LONGEST_ANSWER_BYTES:
+            raise JudgeUnparseable(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
+        return answer
+
+    async def _post(self, document: dict[str, Any]) -> ChatAnswer:
         if self._client is None:
+            import httpx
+
             limits = httpx.Limits(max_connections=self._settings.concurrency)
             self._client = httpx.AsyncClient(headers=self._headers, limits=limits, timeout=None)
         async with self._client.stream("POST", self._url, json=document) as response:
@@ -177,7 +209,7 @@ class JudgeEndpoint(Generic[Verdict]):
                 body += part
                 if len(body) > LONGEST_ANSWER_BYTES:
                     raise JudgeUnparseable(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
-        return response.status_code, response.headers.get("Retry-After", ""), bytes(body)
+        return ChatAnswer(response.status_code, response.headers.get("Retry-After", ""), bytes(body))
 
     def _request(self, question: str, *, again: bool) -> dict[str, Any]:
         return {

@@ -52,6 +52,7 @@ def learner_for(spec: RunSpec, recordings: Path | None = None, leader: Leader | 
         critic_for(spec.recipe, network, minibatch=minibatch),
         stages=stages,
         threads=spec.resources.threads,
+        sends_adapter=spec.resources.sends_adapter_of(spec.model),
     )
 
 

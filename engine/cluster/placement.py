@@ -3,10 +3,13 @@
     resources --plan_for--> Plan: groups of bundles --misfit(nodes)--> None, or why not, in numbers
                                   └── engine/cluster/ray_placement.py makes Ray's placement groups of it
 
-A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to three:
+A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to four:
 
-    trainer    one bundle for each rank, all on one node; colocated, the generator stands in that of rank 0
-    generator  one bundle, where it is apart; servers of its own are always, and share the bundle's GPUs out among them
+    trainer    one bundle for each rank, all on one node; colocated, a generator stands in each, as far as there are so
+                many of both
+    generator  one bundle for each other generator, or for each of them where they are apart; servers of its own always
+                are, and share the GPUs of one bundle out among them
+    judge      one bundle for the servers of the run's judge, which share its GPUs out among them
     rollouts   one bundle for each rollout worker, spread over the nodes
 
 A group whose bundles hold nothing is not reserved.  Which fields say so: engine/spec/placement.py.
@@ -18,12 +21,13 @@ from typing import Literal
 
 from engine.failures import NO_GPU, too_few_gpus
 from engine.spec.run import Resources
+from engine.spec.sglang import SglangServers
 
 GIB = 2**30
 SHARE = 0.5
 """The share of a GPU, for each of the two that share one."""
 
-GroupName = Literal["trainer", "generator", "rollouts"]
+GroupName = Literal["trainer", "generator", "judge", "rollouts"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Bundle:
 
     def __add__(self, other: "Bundle") -> "Bundle":
         return Bundle(self.gpus + other.gpus, self.cpus + other.cpus, self.memory_bytes + other.memory_bytes)
+
+    def __mul__(self, times: int) -> "Bundle":
+        return Bundle(self.gpus * times, self.cpus * times, self.memory_bytes * times)
 
     def __sub__(self, other: "Bundle") -> "Bundle":
         return Bundle(self.gpus - other.gpus, self.cpus - other.cpus, self.memory_bytes - other.memory_bytes)
@@ -78,15 +85,17 @@ class Plan:
         return next((group for group in self.groups if group.name == name), None)
 
     def seat(self, actor: str) -> Seat:
-        """``actor`` is ``learner``, ``generator``, ``rank-1`` and up, or ``rollout-0`` and up."""
-        role, _, number = actor.partition("-")
+        """``actor`` is ``learner``, ``judge``, ``generator``, or ``rank-1``, ``generator-1``, ``rollout-0`` and up."""
+        role, _, digits = actor.partition("-")
+        number = int(digits or 0)
+        if role == "judge":
+            return self._seat("judge", 0)
         if role == "rollout":
-            return self._seat("rollouts", int(number))
-        if role == "rank":
-            return self._seat("trainer", int(number))
-        if role == "generator" and stands_apart(self.resources):
-            return self._seat("generator", 0)
-        return self._shared_seat()
+            return self._seat("rollouts", number)
+        shared = colocated_generators(self.resources)
+        if role == "generator" and number >= shared:
+            return self._seat("generator", number - shared)
+        return self._shared_seat(number) if number < shared else self._seat("trainer", number)
 
     def _seat(self, name: GroupName, number: int) -> Seat:
         group = self.group(name)
@@ -95,21 +104,20 @@ class Plan:
         bundle = group.bundles[number]
         return Seat(name, number, bundle.gpus, bundle.cpus, bundle.memory_bytes)
 
-    def _shared_seat(self) -> Seat:
-        """The bundle of rank 0, which learner and generator divide where they are colocated."""
-        seat = self._seat("trainer", 0)
-        if stands_apart(self.resources):
-            return seat
+    def _shared_seat(self, rank: int) -> Seat:
+        """Half of the bundle of a rank, which it divides with a generator."""
+        seat = self._seat("trainer", rank)
         return Seat(seat.group, seat.bundle, seat.gpus * SHARE, seat.cpus * SHARE, seat.memory_bytes // 2)
 
 
-def stands_apart(resources: Resources) -> bool:
-    """Whether the generator has a bundle of its own."""
-    return resources.placement.generator == "apart" or resources.generator == "sglang"
+def colocated_generators(resources: Resources) -> int:
+    """How many generators stand in the bundles of the trainer's first ranks; the others have bundles of their own."""
+    is_apart = resources.placement.generator == "apart" or resources.generator == "sglang"
+    return 0 if is_apart else resources.shared_generators
 
 
 def generator_gpus(resources: Resources) -> int:
-    """What it needs where it stands apart, all on one node.  Servers that are given by URL need none of the cluster."""
+    """What one needs with a bundle of its own.  Servers that are given by URL need none of the cluster."""
     if resources.device != "cuda":
         return 0
     if resources.generator != "sglang":
@@ -118,17 +126,26 @@ def generator_gpus(resources: Resources) -> int:
     return 0 if servers.urls else servers.servers * servers.tensor_parallel
 
 
+def judge_gpus(resources: Resources) -> int:
+    """What the servers of the run's judge need, all on one node."""
+    if resources.device != "cuda" or resources.judge is None:
+        return 0
+    return resources.judge.servers * resources.judge.tensor_parallel
+
+
 def plan_for(resources: Resources) -> Plan:
     placement, gpu = resources.placement, int(resources.device == "cuda")
     threads = float(resources.threads) if placement.reserve_threads else 0.0
-    rank = Bundle(gpu, threads)
-    apart = stands_apart(resources)
+    colocated = colocated_generators(resources)
+    rank, alone = Bundle(gpu, threads), Bundle(generator_gpus(resources), threads)
     # Both keep their threads where they share a bundle: with overlapping phases both work at once.
-    first = rank if apart else Bundle(gpu, 2 * threads)
+    divided = Bundle(gpu, 2 * threads)
     rollout = Bundle(0, placement.rollout_cpus, round(placement.rollout_memory_gib * GIB))
+    ranks = (divided,) * colocated + (rank,) * (resources.trainer_ranks - colocated)
     groups = (
-        Group("trainer", (first, *[rank] * (resources.trainer_ranks - 1)), on_one_node=True),
-        Group("generator", (Bundle(generator_gpus(resources), threads),) if apart else (), on_one_node=True),
+        Group("trainer", ranks, on_one_node=True),
+        Group("generator", (alone,) * (resources.generators - colocated), on_one_node=False),
+        Group("judge", (Bundle(judge_gpus(resources), threads),) if resources.judge else (), on_one_node=True),
         Group("rollouts", (rollout,) * resources.rollout_workers, on_one_node=False),
     )
     return Plan(resources, tuple(group for group in groups if group.total))
@@ -153,26 +170,41 @@ def _misfits(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
 
 
 def _too_few_gpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    trainer, generator = _gpus(plan, "trainer"), _gpus(plan, "generator")
+    trainer, generator, judge = (_gpus(plan, name) for name in ("trainer", "generator", "judge"))
     roomiest, total = max(node.gpus for node in nodes), sum(node.gpus for node in nodes)
     if trainer > roomiest:
         yield str(too_few_gpus(trainer, roomiest))
-    if trainer + generator > total:
-        ranks = f", or resources.trainer_ranks of at most {total - generator}" if total > generator else ""
-        field, remedy = _why_apart(plan.resources)
+    if trainer + generator + judge > total:
+        others = generator + judge
+        ranks = f", or resources.trainer_ranks of at most {total - others}" if total > others else ""
+        fits_without_judge = trainer + generator <= total
+        field, remedy = _of_judge(plan.resources) if fits_without_judge else _why_apart(plan.resources)
+        parts = {"trainer": trainer, "generator": generator} | ({"judge": judge} if judge else {})
         yield (
-            f"{field}: needs {trainer} + {generator} GPUs (trainer + generator); the cluster has {total}: "
-            f"{remedy}{ranks}"
+            f"{field}: needs {' + '.join(map(str, parts.values()))} GPUs ({' + '.join(parts)}); the cluster has "
+            f"{total}: {remedy}{ranks}"
         )
 
 
 def _why_apart(resources: Resources) -> tuple[str, str]:
     """The field and its value, and what to use in its place."""
-    if resources.generator != "sglang":
+    if resources.placement.generator == "apart" and resources.generator != "sglang":
         return "resources.placement.generator = 'apart'", "use 'colocated'"
+    if resources.generator != "sglang":
+        return f"resources.generators = {resources.generators}", "use fewer generators"
     servers = resources.sglang
+    return f"resources.sglang.servers = {_servers_of(servers)}", "use fewer servers, those of urls"
+
+
+def _of_judge(resources: Resources) -> tuple[str, str]:
+    """As ``_why_apart``."""
+    assert resources.judge is not None
+    return f"resources.judge.servers = {_servers_of(resources.judge)}", "use fewer, or a judge that runs elsewhere"
+
+
+def _servers_of(servers: SglangServers) -> str:
     each = f" of {servers.tensor_parallel} GPUs" if servers.tensor_parallel > 1 else ""
-    return f"resources.sglang.servers = {servers.servers}{each}", "use fewer servers, those of urls"
+    return f"{servers.servers}{each}"
 
 
 def _too_few_cpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
@@ -210,10 +242,10 @@ def _too_little_memory(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
 
 
 def _assignable(plan: Plan, nodes: Sequence[Bundle]) -> bool:
-    """Whether some choice of nodes holds everything: every pair of nodes is tried, so the answer is exact."""
+    """Whether some choice of nodes holds everything: all that matter are tried, so the answer is exact."""
     whole = [group.total for group in plan.groups if group.on_one_node]
-    rollouts = plan.group("rollouts")
-    return any(_rollouts_fit(rollouts, left) for left in _leftovers(whole, list(nodes)))
+    generators, rollouts = plan.group("generator"), plan.group("rollouts")
+    return any(_spread_fits(generators, rollouts, left) for left in _leftovers(whole, list(nodes)))
 
 
 def _leftovers(wanted: list[Bundle], nodes: list[Bundle]) -> Iterator[list[Bundle]]:
@@ -226,9 +258,21 @@ def _leftovers(wanted: list[Bundle], nodes: list[Bundle]) -> Iterator[list[Bundl
             yield from _leftovers(wanted[1:], [*nodes[:number], node - wanted[0], *nodes[number + 1 :]])
 
 
-def _rollouts_fit(rollouts: Group | None, nodes: Sequence[Bundle]) -> bool:
-    """All bundles of the group are alike."""
-    return rollouts is None or sum(_times(node, rollouts.bundles[0]) for node in nodes) >= len(rollouts.bundles)
+def _spread_fits(generators: Group | None, rollouts: Group | None, nodes: Sequence[Bundle]) -> bool:
+    """The bundles of a group are alike.  Node by node: the most rollout workers for each number of generators."""
+    wanted = len(generators.bundles) if generators else 0
+    most = {0: 0}
+    for node in nodes:
+        following: dict[int, int] = {}
+        for placed, beside in most.items():
+            for more in range(wanted - placed + 1):
+                taken = generators.bundles[0] * more if generators else Bundle()
+                if not node.holds(taken):
+                    break
+                room = _times(node - taken, rollouts.bundles[0]) if rollouts else 0
+                following[placed + more] = max(following.get(placed + more, 0), beside + room)
+        most = following
+    return most.get(wanted, -1) >= (len(rollouts.bundles) if rollouts else 0)
 
 
 def _times(node: Bundle, bundle: Bundle) -> int:
@@ -247,7 +291,7 @@ def _in_words(plan: Plan) -> str:
 
 
 def _wanted(group: Group) -> str:
-    if group.on_one_node:
+    if group.on_one_node or len(group.bundles) == 1:
         return f"{_sizes(group.total)} on one node"
     return f"{len(group.bundles)} x {_sizes(group.bundles[0])}"
 

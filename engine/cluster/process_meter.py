@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from engine.spec.usage import GpuUse, ProcessReading, Role, ServerReading
+from engine.spec.usage import GpuUse, ProcessReading, Role, ServerReading, ServerRole
 
 MIB = 2**20
 GPUS_EVERY_S = 5.0
@@ -72,8 +72,11 @@ def tree_reading(name: str, role: Role, root: int) -> ProcessReading | None:
 
 def server_readings(servers: Sequence[ServerReading]) -> list[ProcessReading]:
     """The processes of those servers that were started on this machine."""
+    roles: dict[ServerRole, Role] = {"policy": "server", "judge": "judge"}
     found = [
-        tree_reading(f"server-{server.number}", "server", server.pid) for server in servers if server.pid is not None
+        tree_reading(f"{roles[server.role]}-{server.number}", roles[server.role], server.pid)
+        for server in servers
+        if server.pid is not None
     ]
     return [reading for reading in found if reading is not None]
 

@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from engine.cluster.generator_client import GeneratorLost
+from engine.cluster.generator_group import GeneratorGroup
 from engine.cluster.process_meter import ProcessMeter
-from engine.cluster.ray_actors import GeneratorActor, LearnerActor, RankActor, RolloutActor
+from engine.cluster.ray_actors import GeneratorActor, JudgeActor, LearnerActor, RankActor, RolloutActor, asking
+from engine.cluster.ray_generators import RayGenerators, hang_up
 from engine.cluster.ray_placement import RayPlacement
-from engine.cluster.workers import ActorLost, Waiting
+from engine.cluster.workers import ActorLost, Replacements, Waiting
+from engine.judge_endpoint import ChatAnswer
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, group_key
@@ -78,20 +81,16 @@ class RayWorkers:
         self._placement = RayPlacement(spec.resources)
         self._actors: dict[str, Any] = {}
         self._version: int | None = None
-        self._loaded: int | None = None
-        """The policy version that the present generator has."""
-        self._weights: Any = None
-        """A reference to the weights of ``_version``, where the learner may have others when a generator dies."""
+        self._generators = RayGenerators(spec.resources, self._actors, self._rollouts)
+        self._group = GeneratorGroup(spec.resources, self._generators)
         self._meter = ProcessMeter("loop", "loop")
-        self._suspended = False
-        """Whether the generator, and one that replaces it, has to sample nothing."""
-        self._replaced = 0
+        self.replacements = Replacements()
+        self._nodes: dict[str, str] = {}
+        """By actor: where it stands, or stood when it died."""
         self._mending = asyncio.Lock()
         self._repairs = 0
         self._groups: dict[GroupKey, str] = {}
         """Who plays each group that is under way; an aborted one is not in it."""
-        self._callers: dict[str, str] = {}
-        """By rollout worker, its name to the present generator: a new one for each pair of them."""
         self._learner_node = ""
         """For people: who reads why an attempt ended looks there."""
         self._ranks_node = ""
@@ -108,7 +107,8 @@ class RayWorkers:
             self._open.enter_context(self._connection)
         with self._waiting.on("placement"):
             await self._placement.reserve()
-        for name in ("learner", "generator", *self._rollouts):
+        judge = ("judge",) if self._spec.resources.judge is not None else ()
+        for name in ("learner", *self._generators.names, *judge, *self._rollouts):
             self._actors[name] = self._made(name)
         if self._spec.resources.has_leader:
             await self._start_ranks()
@@ -139,8 +139,8 @@ class RayWorkers:
 
     async def sync_weights(self, version: int) -> None:
         if self._version != version:
-            self._version, self._weights = version, None
-        while self._loaded != version:
+            self._version, self._generators.weights = version, None
+        while self._group.behind(version):
             repairs = self._repairs
             try:
                 async with self._mending, self._between_episodes():
@@ -150,24 +150,26 @@ class RayWorkers:
                 await self._repaired_since(repairs)
         await self._pass_on_reports()
 
-    async def suspend(self) -> None:
-        self._suspended = True
-        with contextlib.suppress(RayActorError):  # the one that replaces it begins so
-            await self._actors["generator"].suspend.remote()
+    async def suspend(self) -> int:
+        return await self._group.lend()
 
     async def resume(self) -> None:
-        self._suspended = False
-        with contextlib.suppress(RayActorError):  # the one that replaces it begins so
-            await self._actors["generator"].resume.remote()
+        self._group.returned()
+        if self._version is not None:
+            await self.sync_weights(self._version)
+        await self._group.go_on()
 
     async def _load_weights(self) -> None:
-        """From then on the generator has ``_version``; one that replaces it while the learner goes on gets the same."""
-        weights = self._weights or self._actors["learner"].call.remote("weights")  # they do not travel through here
-        if self._spec.schedule.overlaps:
-            self._weights = weights
-        with self._waiting.on("generator"):
-            await self._actors["generator"].load_weights.remote(weights, self._version)
-        self._loaded = self._version
+        """From then on generators have ``_version``; one that is made anew while the learner goes on gets the same."""
+        assert self._version is not None
+        generators = self._generators
+        generators.weights = generators.weights or self._actors["learner"].call.remote("weights")
+        try:
+            with self._waiting.on("generator"):
+                await self._group.load(self._version)
+        finally:
+            if not self._spec.schedule.overlaps:
+                generators.weights = None
 
     @asynccontextmanager
     async def _between_episodes(self) -> AsyncIterator[None]:
@@ -227,8 +229,7 @@ class RayWorkers:
                 raise ActorLost(f"prompt {key[0]} got no answer although all actors live")
 
     async def _play_group(self, name: str, requests: Sequence[EpisodeRequest], enough: int, fewest: int) -> Collected:
-        caller = self._callers.setdefault(name, uuid.uuid4().hex)
-        reply = self._actors[name].collect_group.remote(requests, self._actors["generator"], caller, enough, fewest)
+        reply = self._actors[name].collect_group.remote(requests, self._generators.lines(name), enough, fewest)
         try:
             collected: Collected = await reply
         except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
@@ -260,14 +261,22 @@ class RayWorkers:
 
     async def load(self, folder: Path) -> None:
         await self._learn("load", folder)
-        self._loaded = self._weights = None
+        self._generators.weights = None
+        self._group.forget_weights()
+
+    async def ask_judge(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        with self._waiting.on("judge"), _loss_of("judge"):
+            return await asking(self._actors["judge"])(document, timeout_s)
 
     async def usage(self) -> UsageReading:
-        others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name != "generator"]
-        *found, generating = await asyncio.gather(*others, self._answer_of(self._actors["generator"].readings))
-        processes, servers = generating or ([], [])
-        readings = [self._meter.reading(), *(reading for reading in found if reading is not None), *processes]
-        return UsageReading(time.time(), tuple(readings), tuple(servers))
+        with_servers = [name for name in (*self._generators.names, "judge") if name in self._actors]
+        others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name not in with_servers]
+        asked = [self._answer_of(self._actors[name].readings) for name in with_servers]
+        found, serving = await asyncio.gather(asyncio.gather(*others), asyncio.gather(*asked))
+        answers = [answer for answer in serving if answer is not None]
+        readings = [self._meter.reading(), *(reading for reading in found if reading is not None)]
+        readings += [reading for processes, _ in answers for reading in processes]
+        return UsageReading(time.time(), tuple(readings), tuple(server for _, servers in answers for server in servers))
 
     async def _answer_of(self, method: Any) -> Any:
         """None from an actor that is dead, or busy for too long: whoever needs it next finds out."""
@@ -309,13 +318,16 @@ class RayWorkers:
             return (
                 ray.remote(RolloutActor)
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
-                .remote(name, self._spec, self._security_log)
+                .remote(name, self._spec, self._security_log, self._actors.get("judge"))
             )
+        if name == "judge":
+            again = {"max_restarts": REPLACEMENTS, "max_task_retries": -1, "max_concurrency": CALLS_AT_ONCE}
+            return ray.remote(JudgeActor).options(**options | again).remote(self._spec)
         if name.startswith("rank"):
             has_gpus = self._spec.resources.device == "cuda"
             return ray.remote(RankActor).options(**options, max_concurrency=2).remote(name, has_gpus=has_gpus)
-        if name == "generator":
-            return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+        if name in self._generators.names:
+            return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec, name)
         with_groups: Any = ray.remote  # whose types know no groups
         learner = with_groups(concurrency_groups={"meter": 1})(LearnerActor)
         return learner.options(**options).remote(self._spec, self._recordings)
@@ -326,10 +338,15 @@ class RayWorkers:
             if name == "learner":
                 self._learner_node = await self._actors[name].node.remote()
                 await self._unless_a_rank_dies(self._actors[name].start.remote())
-            elif name.startswith("rollout"):
+            elif name.startswith("rollout") or name == "judge":
                 await self._actors[name].start.remote()
             reading: ProcessReading = await self._actors[name].reading.remote()
+            node: str = await self._actors[name].node_id.remote()
         self._report("info", f"{name} is process {reading.pid}")
+        before, self._nodes[name] = self._nodes.get(name, node), node
+        if before != node:
+            self.replacements.moved[name] += 1
+            self._report("warning", f"{name} moved from node {before} to node {node}")
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner", self._learner_node):
@@ -350,26 +367,28 @@ class RayWorkers:
         """Return None if the share must be played again."""
         if not share:
             return Collected()
-        generator, caller = self._actors["generator"], uuid.uuid4().hex
+        lines = self._generators.new_lines()
         with self._waiting.on(name):
             try:
-                collected: Collected = await self._actors[name].collect.remote(share, generator, caller)
+                collected: Collected = await self._actors[name].collect.remote(share, lines)
                 return collected
             except RayActorError:
                 self._report("warning", f"{name} died in the middle of a collection")
-                with contextlib.suppress(RayActorError):  # the others find out by themselves
-                    await generator.disconnect.remote(caller)
+                await hang_up(lines)
             except GeneratorLost:
                 self._report("warning", f"generator died while {name} was playing")
         return None
 
     async def _pass_on_reports(self) -> None:
-        """What happened to the generator's servers; a dead generator is found out by whoever needs it next."""
-        if self._spec.resources.generator == "torch":
+        """What happened to servers and decoders.  A judge without a server, or not started again, ends the attempt."""
+        if "judge" in self._actors:
+            with _loss_of("judge"):
+                for level, message in await _awaited(self._actors["judge"].reports.remote()):
+                    self._report(level, message)
+        if self._spec.resources.generator == "torch" and self._spec.resources.decoders == 1:
             return
-        with contextlib.suppress(RayActorError):
-            for level, message in await self._actors["generator"].reports.remote():
-                self._report(level, message)
+        for level, message in await self._generators.reports():
+            self._report(level, message)
 
     async def _repaired_since(self, repairs: int) -> bool:
         """Replace the dead, unless somebody did since there were ``repairs``; whether there were any."""
@@ -386,7 +405,7 @@ class RayWorkers:
 
     @property
     def _lacks_weights(self) -> bool:
-        return self._version is not None and self._loaded is None
+        return self._version is not None and self._group.lacks_weights
 
     async def _load_weights_again(self) -> None:
         """If the generator dies meanwhile, it is found dead afterwards.  Raises ActorLost if the weights are gone."""
@@ -403,7 +422,7 @@ class RayWorkers:
 
     async def _dead(self) -> list[str]:
         """Those of whom another can take the place."""
-        return [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
+        return [name for name in (*self._generators.names, *self._rollouts) if not await self._alive(name)]
 
     async def _alive(self, name: str) -> bool:
         while True:
@@ -416,24 +435,19 @@ class RayWorkers:
                 return False
 
     async def _replace(self, name: str) -> None:
-        self._replaced += 1
-        if self._replaced > REPLACEMENTS:
+        self.replacements.replaced[name] += 1
+        if self.replacements.replaced.total() > REPLACEMENTS:
             raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
         self._actors[name] = self._made(name)
-        await self._forget_callers(name)
-        if name == "generator":
-            self._loaded = None
+        if name not in self._generators.names:
+            await self._generators.forget_worker(name)
+            await self._settle_in(name)
+            return
+        number = self._generators.names.index(name)
+        self._generators.forget_generator(name)
+        self._group.lost(number)
         await self._settle_in(name)
-        if name == "generator" and self._suspended:
-            await self.suspend()
-
-    async def _forget_callers(self, name: str) -> None:
-        """A dead worker's sessions are ended, so that others get their slots.  A dead generator knows no names."""
-        if name == "generator":
-            self._callers.clear()
-        elif (caller := self._callers.pop(name, None)) is not None:
-            with contextlib.suppress(RayActorError):  # replaced when it is next needed
-                await self._actors["generator"].disconnect.remote(caller)
+        await self._group.renewed(number)
 
 
 @contextmanager

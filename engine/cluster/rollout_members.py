@@ -9,6 +9,7 @@ from types import MappingProxyType
 from engine.cluster.sandboxes import MonitoredPool
 from engine.environments.contract import Sandboxes
 from engine.environments.registry import environment_for
+from engine.judge_endpoint import ServedJudge
 from engine.models.origin import model_origin
 from engine.rollout.arena import ArenaPart
 from engine.rollout.episode import Arena
@@ -31,13 +32,14 @@ def rollout_worker_for(
     monitor: SandboxMonitor | None = None,
     *,
     parts: Mapping[str, ArenaPart] = NO_PARTS,
+    served_judge: ServedJudge | None = None,
 ) -> RolloutWorker:
     """A worker whose episodes ask ``generator`` and take ``sandboxes``, which ``monitor`` watches.
 
     ``parts`` have their own, by the names of the environment's parts; an environment with parts takes no other.
     """
     arena = Arena(
-        environment=environment_for(spec.environment, spec.dataset),
+        environment=environment_for(spec.environment, spec.dataset, served_judge),
         renderer=renderer_for(spec.model, spec.environment),
         generator=generator,
         sandboxes=sandboxes,
@@ -51,16 +53,20 @@ def rollout_worker_for(
         agent=_agent_of(spec.environment),
         parts=parts,
     )
-    return RolloutWorker(arena, spec.recipe.selection.resampling, kv_slots=spec.resources.kv_slots)
+    slots = spec.resources.generators * spec.resources.kv_slots
+    return RolloutWorker(arena, spec.recipe.selection.resampling, kv_slots=slots)
 
 
 def rollout_worker_over(
-    spec: RunSpec, generator: TextGenerator, pools: Mapping[str | None, MonitoredPool]
+    spec: RunSpec,
+    generator: TextGenerator,
+    pools: Mapping[str | None, MonitoredPool],
+    served_judge: ServedJudge | None = None,
 ) -> RolloutWorker:
     """A worker over the sandboxes of each part of the environment, as ``opened_parts`` gives them."""
     usual = next(iter(pools.values()))
     parts = {part.name: _part(spec, part, pools[part.name]) for part in parts_of(spec.environment) if part.name}
-    return rollout_worker_for(spec, generator, usual.pool, usual.monitor, parts=parts)
+    return rollout_worker_for(spec, generator, usual.pool, usual.monitor, parts=parts, served_judge=served_judge)
 
 
 def _part(spec: RunSpec, part: PlayedPart, own: MonitoredPool) -> ArenaPart:

@@ -4,20 +4,26 @@
       │         │                              which share the weights with it where the trainer has several ranks
       │         │ weights
       │         ▼
-      ├────► generator (KV slots, sampling)    one; replaced when it dies
+      ├────► generator, generator-1 .. (KV slots, sampling)   replaced when they die
       │         ▲ tokens
       │         │
-      └────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
+      ├────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
+      │         │ questions
+      │         ▼
+      └────► judge (servers of another model)  where the run has one; replaced when it dies
 
 Two groups of workers do this: ``in_process.py`` in one process and ``ray_workers.py`` with Ray.  A group that
 replaces a dead member repeats what it had in hand; seeds make the repetition equal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from engine.judge_endpoint import ChatAnswer
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
@@ -30,8 +36,20 @@ class ActorLost(Exception):
     """A member died and cannot be replaced in this attempt; a restart from the checkpoint may help."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """Members that died and were made anew in this attempt, by their names: how often."""
+
+    replaced: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
+    """Those of them that stand on another node than before."""
+
+
 class WorkerGroup(Protocol):
     """All calls may raise ``ActorLost``, and end early when they are cancelled."""
+
+    @property
+    def replacements(self) -> Replacements: ...
 
     @property
     def waiting_for(self) -> str | None:
@@ -62,11 +80,16 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    async def suspend(self) -> None:
-        """The generator samples nothing more until ``resume``, new weights or not; what is pending waits."""
+    async def suspend(self) -> int:
+        """Generators that share the trainer's devices sample nothing more until ``resume``, new weights or not.
+
+        Where there are others, what was pending goes on in these, and that many turns are returned; else it waits.
+        """
         ...
 
-    async def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """All generators sample, with the newest weights."""
+        ...
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play all of them."""
@@ -98,6 +121,10 @@ class WorkerGroup(Protocol):
         ...
 
     async def load(self, folder: Path) -> None: ...
+
+    async def ask_judge(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        """A ``ServedJudge``, over the servers of ``resources.judge``; a run without them is never asked."""
+        ...
 
     async def usage(self) -> UsageReading:
         """What the loop's own process, all members and the generator's servers take; silent ones are left out."""

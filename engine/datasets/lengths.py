@@ -9,7 +9,8 @@ from typing import Any
 from engine.datasets.similarity import question_of
 from engine.disk import write_durably
 from engine.environments.dataset_reader import DatasetReader
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.dataset_report import LengthsReport, SplitLengths
 
 PROGRESS = "lengths.json"

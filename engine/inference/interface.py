@@ -68,3 +68,25 @@ class Generator(TextGenerator, Protocol):
     def close(self) -> None:
         """Abort everything and give back what the generator holds.  Further calls raise GenerationAborted."""
         ...
+
+
+class SharingGenerator(Generator, Protocol):
+    """One of several of a run, between which sessions move (engine/cluster/generator_fleet.py).
+
+    It serves ``GenerateRequest.drawn`` and ``continues``, and raises UnknownSession where they ask for that.
+    """
+
+    async def vacate(self) -> int:
+        """End all sessions; pending turns, whose number is returned, raise TurnMoved.
+
+        So do turns that come until ``occupy``.  Twice is once.
+        """
+        ...
+
+    async def occupy(self) -> None:
+        """Take turns again."""
+        ...
+
+    async def move_waiting(self) -> int:
+        """Let the turns that wait for a slot raise TurnMoved; how many they are.  Others notice nothing."""
+        ...

@@ -32,7 +32,7 @@ from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_mo
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.loop.environment_requirements import lacking_in_environment
 from engine.models.origin import model_origin
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.chat_tools import ChatTools, ChosenTools
 from engine.rollout.dialogue import Dialogue, DialogueRefused

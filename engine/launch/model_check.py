@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.models.described_weights import REMEDY, weights_problem
 from engine.models.folder import ModelFolder, opened_folder
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.chat import chat_renderer
 from engine.rollout.renderers.preflight import chat_problem

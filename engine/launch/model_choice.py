@@ -15,7 +15,8 @@ from engine.loop.state import RunState
 from engine.models.catalog import compare_with_manifest
 from engine.models.folder import opened_folder
 from engine.models.origin import model_origin, pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import ChatRenderer

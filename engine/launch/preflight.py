@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ from pydantic import ValidationError
 
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.models.origin import pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused
-from engine.spec.model import CheckpointModel, Model
+from engine.models.refusal import ModelFolderRefused
+from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
-MAY_CHANGE = ("resources.trainer_ranks", "resources.megatron.", "resources.placement.")
+MAY_CHANGE = ("resources.trainer_ranks", "resources.generators", "resources.megatron.", "resources.placement.")
 """The fields in which a run that goes on may differ from its checkpoint: on what it runs, not what it does."""
 
 
@@ -58,9 +59,23 @@ def with_pinned_model(
     if isinstance(model, CheckpointModel) and isinstance(before, CheckpointModel) and model.step is None:
         model = model.model_copy(update={"step": before.step})
     try:
-        return spec.model_copy(update={"model": pinned(model, anywhere=anywhere, catalog=catalog)})
+        found = spec.model_copy(update={"model": pinned(model, anywhere=anywhere, catalog=catalog)})
     except ModelFolderRefused as unusable:
         raise BadSpec([f"{named_in}: {unusable.problem}"]) from unusable
+    return _with_pinned_judge(found, named_in=named_in, anywhere=anywhere)
+
+
+def _with_pinned_judge(spec: RunSpec, *, named_in: Path, anywhere: bool) -> RunSpec:
+    judge = spec.resources.judge
+    if judge is None:
+        return spec
+    try:
+        model: Any = pinned(PretrainedModel(path=judge.path), anywhere=anywhere)
+    except ModelFolderRefused as unusable:
+        problem = replace(unusable.problem, field="resources.judge.path")
+        raise BadSpec([f"{named_in}: {problem}"]) from unusable
+    at = judge.model_copy(update={"path": model.path})
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"judge": at})})
 
 
 def _model_before(run_dir: Path) -> Model | None:

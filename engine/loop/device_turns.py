@@ -4,9 +4,10 @@
           ▲                                                     │
           └── resumed: no batch is ready for the next step ◄────┘
 
-When they change sides is ``engine.cluster.multiplexing``'s to say; all of them change, so nothing is sampled while a
-step trains.  A rollout's later tokens are sampled later for it, and never under older weights: docs/staleness.md holds
-as it stands, for nothing in it counts seconds.
+When they change sides is ``engine.cluster.multiplexing``'s to say, the policy that ``./dev bench scale`` simulates.
+The generators that share a device with the trainer's ranks all change; what they had begun waits, or goes on in the
+generators that share nothing, where there are such (``resources.generators``).  A rollout's later tokens are sampled
+later for it, and never under older weights: docs/staleness.md holds as it stands, for nothing in it counts seconds.
 """
 
 import asyncio
@@ -17,12 +18,14 @@ from dataclasses import dataclass
 from engine.cluster.multiplexing import Demand, Multiplexer, Multiplexing
 from engine.cluster.workers import WorkerGroup
 from engine.loop.lane_spans import SpanLog
+from engine.spec.run import Resources, Schedule
 
 METRICS = {
     "multiplexing/moves",
     "multiplexing/rollout_seconds",
     "multiplexing/training_seconds",
     "multiplexing/held_seconds",
+    "multiplexing/moved_turns",
 }
 """What each step reports: since the step before took its batch (docs/algorithms.md)."""
 
@@ -38,6 +41,15 @@ class Groups:
     """Whether a step has taken a batch, or could."""
 
 
+def multiplexing_of(schedule: Schedule, resources: Resources) -> Multiplexing:
+    """Counted in generators and groups.  Where some play on, an idle trainer may wait for a batch that is near."""
+    total, lent, hold_s = resources.generators, resources.shared_generators, schedule.multiplexing_hold_s
+    batch = schedule.prompts_per_step
+    if lent == total:
+        return Multiplexing(total, lent, batch, hold_s=hold_s, keep_at=1.0, patience_s=0.0)
+    return Multiplexing(total, lent, batch, hold_s=hold_s, patience_s=2 * hold_s)
+
+
 class DeviceTurns:
     """Belongs to one ``GenerationLane``.  In the beginning rollouts have the devices."""
 
@@ -47,20 +59,19 @@ class DeviceTurns:
         spans: SpanLog,
         groups: Callable[[], Groups],
         *,
-        batch: int,
-        hold_s: float,
+        settings: Multiplexing,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``batch``: groups of a step.  ``groups`` says what there is at the moment."""
+        """``groups`` says what there is at the moment, in what ``settings.batch`` counts."""
         self._workers = workers
         self._spans = spans
         self._groups = groups
         self._now_s = now_s
         self._since_s = self._counted_s = now_s()
-        settings = Multiplexing(total=1, trainer=1, batch=batch, hold_s=hold_s, keep_at=1.0, patience_s=0.0)
+        self._settings = settings
         self._multiplexer = Multiplexer(settings, at_s=self._since_s)
         self._seconds = {"rollouts": 0.0, "training": 0.0}
-        self._moves, self._held_s = 0, 0.0
+        self._moves, self._held_s, self._moved_turns = 0, 0.0, 0
 
     @property
     def owner(self) -> str:
@@ -73,7 +84,7 @@ class DeviceTurns:
             demand = self._demand()
             owner = self.owner
             if self._multiplexer.decide(demand) == "shrink":
-                await self._workers.suspend()
+                self._moved_turns += await self._workers.suspend()
                 self._moved_from(owner)
             else:
                 await asyncio.sleep(self._pause_s(demand))
@@ -120,9 +131,10 @@ class DeviceTurns:
             "multiplexing/rollout_seconds": self._seconds["rollouts"],
             "multiplexing/training_seconds": self._seconds["training"],
             "multiplexing/held_seconds": self._held_s,
+            "multiplexing/moved_turns": float(self._moved_turns),
         }
         self._seconds = dict.fromkeys(self._seconds, 0.0)
-        self._moves, self._held_s = 0, 0.0
+        self._moves, self._held_s, self._moved_turns = 0, 0.0, 0
         return values
 
     def _demand(self) -> Demand:
@@ -137,10 +149,15 @@ class DeviceTurns:
 
     def _moved_from(self, owner: str) -> None:
         now = self._now_s()
-        self._spans.add("devices", owner, now - self._since_s)
+        self._spans.add("devices", self._label(owner), now - self._since_s)
         self._seconds[owner] += now - self._counted_s
         self._since_s = self._counted_s = now
         self._moves += 1
+
+    def _label(self, owner: str) -> str:
+        """Who had them, and how many of all they were where not all are shared."""
+        lent, total = self._settings.trainer, self._settings.total
+        return owner if owner == "rollouts" or lent == total else f"{owner} ({lent} of {total})"
 
     def _count(self) -> None:
         now = self._now_s()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
 from engine.loop.buffer import Batch, GivenUp, GroupBuffer, GroupStatus, ReadyGroup, check_staleness
-from engine.loop.device_turns import DeviceTurns, Groups
+from engine.loop.device_turns import DeviceTurns, Groups, multiplexing_of
 from engine.loop.group_filters import comparable, fewest_compared, informative
 from engine.loop.judge_phase import Judging
 from engine.loop.phases import Phases
@@ -30,7 +30,7 @@ from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import Schedule
+from engine.spec.run import Resources, Schedule
 from engine.spec.trajectory import Trajectory
 
 OCCUPANCY: tuple[GroupStatus, ...] = ("waiting", "running", "ready")
@@ -71,6 +71,7 @@ class GenerationLane:
         *,
         recipe: Recipe,
         schedule: Schedule,
+        resources: Resources,
         rl_steps: int,
     ) -> None:
         self._planner = planner
@@ -97,10 +98,8 @@ class GenerationLane:
         self._step_waits = False
         self._turns: DeviceTurns | None = None
         if schedule.multiplexing:
-            self._turns = DeviceTurns(
-                workers, phases.spans, self._groups, batch=schedule.prompts_per_step,
-                hold_s=schedule.multiplexing_hold_s,
-            )  # fmt: skip
+            settings = multiplexing_of(schedule, resources)
+            self._turns = DeviceTurns(workers, phases.spans, self._groups, settings=settings)
         self._costs = Costs()
         self._idle_since: float | None = None
         self._last_batch_at = time.monotonic()

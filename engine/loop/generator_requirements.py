@@ -9,18 +9,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from engine.inference.torch.memory import lacking_memory
 from engine.models.architecture import Architecture
-from engine.models.origin import model_origin
+from engine.models.folder import opened_folder
+from engine.models.memory import adapted_modules, is_mixture
+from engine.models.origin import folder_of, model_origin
+from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer import tokenizer_for
-from engine.spec.model import BuiltinModel
+from engine.spec.model import BuiltinModel, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 
+ATTENTION_ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"})
+MLP_ADAPTED = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
+"""On which SGLang computes adapters.  In a mixture it would compute those of a shared expert for all experts."""
 SGLANG_PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The variable that names the interpreter of an environment with SGLang."""
 _CGROUPS = (
@@ -48,9 +55,31 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
         context_tokens=model.context_tokens,
         slots=resources.kv_slots,
         dtype="float32",
+        decoders=resources.decoders,
         free_bytes=free_memory() if free_bytes is None else free_bytes,
+        generators=resources.generators,
     )
     return [] if problem is None else [problem]
+
+
+def lacking_for_judge(spec: RunSpec) -> Iterator[Problem]:
+    """What the servers lack that are started for the run's judge."""
+    judge = spec.resources.judge
+    if judge is None:
+        return
+    yield from _no_interpreter("resources.judge")
+    field = "resources.judge.path"
+    try:
+        folder = opened_folder(folder_of(PretrainedModel(path=judge.path)), field=field)
+    except ModelFolderRefused as unusable:
+        yield replace(unusable.problem, field=field)
+        return
+    longest = folder.longest_context
+    if judge.context_tokens is not None and longest is not None and judge.context_tokens > longest:
+        problem = f"the model was made for {longest} tokens (max_position_embeddings)"
+        yield Problem("resources.judge.context_tokens", judge.context_tokens, problem, f"use at most {longest}")
+    heads = folder.text_config.get("num_attention_heads")
+    yield from _undivided("resources.judge.tensor_parallel", heads, judge.tensor_parallel)
 
 
 def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
@@ -63,19 +92,42 @@ def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
             "is a relative path, and servers stand elsewhere",
             "give the absolute path of a folder that engine and servers see",
         )
+    yield from _adapters_served(spec)
     if settings.urls:
         return
+    yield from _no_interpreter("resources.generator", "sglang", ", or name running servers in resources.sglang.urls")
+    yield from _heads_divide(spec)
+
+
+def _no_interpreter(field: str, value: str = "set", otherwise: str = "") -> Iterator[Problem]:
     interpreter = os.environ.get(SGLANG_PYTHON) or sys.executable
     found = shutil.which(interpreter)
     if found is None or not _has_sglang(found):
-        yield Problem(
-            "resources.generator",
-            "sglang",
-            f"{interpreter} {'does not exist' if found is None else 'has no SGLang'}",
-            f"set {SGLANG_PYTHON} to the interpreter of an environment with SGLang, or name running servers in "
-            "resources.sglang.urls",
+        problem = f"{interpreter} {'does not exist' if found is None else 'has no SGLang'}"
+        remedy = f"set {SGLANG_PYTHON} to the interpreter of an environment with SGLang{otherwise}"
+        yield Problem(field, value, problem, remedy)
+
+
+def _adapters_served(spec: RunSpec) -> Iterator[Problem]:
+    """Whether servers know adapters on the modules that get one, and have the weights that they are made for."""
+    if not spec.resources.sends_adapter_of(spec.model):
+        return
+    origin = model_origin(spec.model)
+    assert origin.weights is not None  # what has an adapter has a folder
+    assert isinstance(origin.model, PretrainedModel)
+    assert origin.model.lora is not None
+    folder = opened_folder(origin.weights)
+    named = {name.rpartition(".")[2] for name in adapted_modules(folder, origin.model.lora)}
+    known = ATTENTION_ADAPTED if is_mixture(folder) else ATTENTION_ADAPTED | MLP_ADAPTED
+    problem = None
+    if origin.adapter is not None:
+        problem = (
+            f"the run begins with an adapter of its own, {origin.adapter}, and servers have {origin.weights} alone"
         )
-    yield from _heads_divide(spec)
+    elif unknown := sorted(named - known):
+        problem = f"model.lora adapts {', '.join(unknown)}, and servers of this model adapt {', '.join(sorted(known))}"
+    if problem is not None:
+        yield Problem("resources.sglang.lora", "adapter", problem, 'use "merged", or adapt what servers do')
 
 
 def _has_sglang(interpreter: str) -> bool:
@@ -88,10 +140,14 @@ def _heads_divide(spec: RunSpec) -> Iterator[Problem]:
     if origin.weights is None or ranks == 1:
         return
     heads = json.loads((origin.weights / "config.json").read_text()).get("num_attention_heads")
+    yield from _undivided("resources.sglang.tensor_parallel", heads, ranks)
+
+
+def _undivided(field: str, heads: object, ranks: int) -> Iterator[Problem]:
     if isinstance(heads, int) and heads % ranks:
         divisors = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
         yield Problem(
-            "resources.sglang.tensor_parallel",
+            field,
             ranks,
             f"the model's {heads} attention heads cannot be dealt out to {ranks} GPUs evenly",
             f"use one of: {divisors}",

@@ -17,7 +17,7 @@ from statistics import fmean
 from engine.algorithms.curriculum import attribution_weight
 from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
-from engine.judge_endpoint import JudgeCounts, JudgeFailed
+from engine.judge_endpoint import JudgeCounts, JudgeFailed, ServedJudge
 from engine.rollout.judge import EnvironmentJudge, Judge
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
@@ -114,7 +114,11 @@ def attribution_in(recipe: Recipe) -> Attribution | None:
 
 
 def judging_for(
-    recipe: Recipe, described: RunEnvironment, dataset: Dataset, environ: Mapping[str, str] = os.environ
+    recipe: Recipe,
+    described: RunEnvironment,
+    dataset: Dataset,
+    environ: Mapping[str, str] = os.environ,
+    served: ServedJudge | None = None,
 ) -> Judging | None:
     """The judging that a recipe asks for in the environment ``described``; None where nothing is judged.
 
@@ -126,7 +130,7 @@ def judging_for(
     if isinstance(credit.judge, LlmJudge):
         variable = credit.judge.api_key_variable
         key = None if variable is None else environ[variable].strip()
-        return Judging(credit, LanguageModelJudge(credit.judge, key=key))
+        return Judging(credit, LanguageModelJudge(credit.judge, key=key, served=served))
     environment = environment_for(described, dataset)
     if not isinstance(environment, Oracle):
         raise TypeError(f"{described.id} is no oracle")

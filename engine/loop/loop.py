@@ -174,7 +174,9 @@ class Loop:
             self._milestones.set_aside(found)
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))
-            self._judging = judging_for(self._spec.recipe, self._spec.environment, self._spec.dataset)
+            self._judging = judging_for(
+                self._spec.recipe, self._spec.environment, self._spec.dataset, served=self._workers.ask_judge
+            )
             self._teacher = teacher_of(self._spec)
             self._run_log.teacher(self._teacher)
             await self._start_workers()
@@ -217,6 +219,7 @@ class Loop:
             self._judging,
             recipe=spec.recipe,
             schedule=spec.schedule,
+            resources=spec.resources,
             rl_steps=spec.rl_steps,
         )
 
@@ -246,7 +249,8 @@ class Loop:
             await self._usage.measure()
 
     def _summary(self) -> dict[str, Any]:
-        return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps)
+        replacements = self._workers.replacements
+        return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps, replacements=replacements)
 
     async def _close(self) -> None:
         """Everybody ends; what the sandboxes tried last is emitted.  Twice is fine."""

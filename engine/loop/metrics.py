@@ -9,6 +9,7 @@ from typing import get_args
 from engine.loop.group_filters import DROPPED, LOW_VARIANCE, Selected
 from engine.loop.planner import Played
 from engine.loop.quarantine import Release, is_out
+from engine.rollout.context_metrics import context_metrics
 from engine.rollout.evaluation import of_parts, success_rate, tool_error_rate
 from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
 from engine.spec.agent import ExitClass
@@ -110,27 +111,6 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "agents/unfinished_calls": sum(record.unfinished for record in records),
         "agents/dropped_tokens": sum(record.dropped_tokens for record in records),
         "agents/segments": fmean(len(trajectory.segments) for trajectory in trajectories if trajectory.agent),
-    }
-
-
-def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What contexts hold, in means over rollouts; nothing where the recipe has no context."""
-    kept = [(trajectory, trajectory.context) for trajectory in trajectories if trajectory.context is not None]
-    if not kept:
-        return {}
-    return {
-        "context/segments": fmean(len(trajectory.segments) for trajectory, _ in kept),
-        "context/opening_tokens": fmean(trajectory.opening_tokens for trajectory, _ in kept),
-        "context/longest_tokens": fmean(trajectory.longest_context for trajectory, _ in kept),
-        "context/read_tokens": fmean(trajectory.read_tokens for trajectory, _ in kept),
-        "context/trimmed_characters": fmean(record.trimmed_characters for _, record in kept),
-        "context/reminders": fmean(record.reminders for _, record in kept),
-        "context/repeated_calls": fmean(record.repeated_calls for _, record in kept),
-        "context/thoughts": fmean(record.thoughts for _, record in kept),
-        "context/notes": fmean(record.notes for _, record in kept),
-        "context/left_turns": fmean(record.left_turns for _, record in kept),
-        "context/manage_prompts": fmean(record.manage_prompts for _, record in kept),
-        "context/subagents": fmean(record.subagents for _, record in kept),
     }
 
 

@@ -18,7 +18,7 @@ from engine.models.memory import (
     trainer_memory,
 )
 from engine.models.origin import ModelOrigin, model_origin
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.preflight import chat_problem
 from engine.spec.estimator import CriticEstimator
@@ -146,7 +146,7 @@ def _room(
     """
     generator_bytes = 0
     if resources.generator == "torch":
-        from engine.inference.torch.memory import memory_of
+        from engine.inference.torch.memory import divided_bytes
         from engine.models.architecture import Architecture, UnsupportedArchitecture
 
         try:
@@ -166,7 +166,9 @@ def _room(
                 f"use at most {architecture.sliding_window}, or a generator that serves it",
             )
             return
-        generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
+        generator_bytes = resources.generators * divided_bytes(
+            architecture, context_tokens=context, slots=slots, dtype=model.dtype, decoders=resources.decoders
+        )
     if resources.device != "cpu":
         return
     available = free_memory()
@@ -185,7 +187,7 @@ def _room(
             "model.path",
             str(folder.path),
             f"{estimate(memory, model, device='cpu')}, and {readable_bytes(generator_bytes)} for the generator's "
-            f"{resources.kv_slots} slots; this machine has {readable_bytes(available)}",
+            f"{resources.generators * resources.kv_slots} slots; this machine has {readable_bytes(available)}",
             "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
             "resources.kv_slots, or more memory",
         )
@@ -200,6 +202,7 @@ def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe,
         critic=isinstance(recipe.credit, CriticEstimator),
         ranks=1 if is_megatron else resources.trainer_ranks,
         trains=recipe.trains,
+        sends_adapter=resources.sends_adapter_of(model),
     )
     if not is_megatron or not recipe.trains:
         return memory

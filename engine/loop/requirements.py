@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from engine.loop.environment_requirements import lacking_in_environment
-from engine.loop.generator_requirements import lacking_in_generator
+from engine.loop.generator_requirements import lacking_for_judge, lacking_in_generator
 from engine.loop.judge_phase import attribution_in
 from engine.loop.model_requirements import lacking_in_model
 from engine.loop.task_filter import lacking_in_difficulty
@@ -20,7 +20,8 @@ def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Prob
     in_model = lacking_in_model(spec)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
     measured = in_model or [*lacking_in_generator(spec), *lacking_in_environment(spec)]
-    return [*_judge_key(spec.recipe, environ), *(measured or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
+    judge = [*_judge_key(spec.recipe, environ), *lacking_for_judge(spec)]
+    return [*judge, *(measured or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
 
 
 def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:

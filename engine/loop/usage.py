@@ -106,8 +106,8 @@ def _process_use(before: ProcessReading | None, before_at: float, process: Proce
 
 
 def server_uses(before: UsageReading, now: UsageReading) -> list[ServerUse]:
-    known = {server.number: server for server in before.servers}
-    return [_server_use(known.get(server.number), before.at, server, now.at) for server in now.servers]
+    known = {(server.role, server.number): server for server in before.servers}
+    return [_server_use(known.get((server.role, server.number)), before.at, server, now.at) for server in now.servers]
 
 
 def _server_use(before: ServerReading | None, before_at: float, server: ServerReading, at: float) -> ServerUse:
@@ -116,6 +116,7 @@ def _server_use(before: ServerReading | None, before_at: float, server: ServerRe
     else:
         since, sampled_tokens = before_at, before.sampled_tokens
     return ServerUse(
+        role=server.role,
         number=server.number,
         url=server.url,
         health=server.health,
@@ -143,16 +144,26 @@ def by_role(uses: list[ProcessUse]) -> dict[str, float]:
 
 
 def of_servers(uses: list[ServerUse]) -> dict[str, float]:
-    """``servers/...``, where there are any: sums over all of them, and the mean share of cache hits."""
+    """``servers/...`` of the policy's and ``judge_servers/...`` of the judge's, where there are any: sums over all of
+    them, and the mean share of cache hits."""
+    by_role = {"servers": "policy", "judge_servers": "judge"}
+    return {
+        f"{prefix}/{name}": value
+        for prefix, role in by_role.items()
+        for name, value in _of_one_role([use for use in uses if use.role == role]).items()
+    }
+
+
+def _of_one_role(uses: list[ServerUse]) -> dict[str, float]:
     if not uses:
         return {}
     return {
-        "servers/up": sum(use.health == "up" for use in uses),
-        "servers/running": sum(use.running or 0 for use in uses),
-        "servers/queued": sum(use.queued or 0 for use in uses),
-        "servers/tokens_per_s": sum(use.tokens_per_s for use in uses),
-        "servers/cache_hit_rate": fmean(use.cache_hit_rate for use in uses),
-        "servers/restarts": sum(use.restarts for use in uses),
+        "up": sum(use.health == "up" for use in uses),
+        "running": sum(use.running or 0 for use in uses),
+        "queued": sum(use.queued or 0 for use in uses),
+        "tokens_per_s": sum(use.tokens_per_s for use in uses),
+        "cache_hit_rate": fmean(use.cache_hit_rate for use in uses),
+        "restarts": sum(use.restarts for use in uses),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model_files import MANIFEST, CatalogFolder, ModelManifest, StoredFile
 from engine.spec.problems import Problem
 

@@ -55,10 +55,11 @@ def trainer_memory(
     critic: bool,
     ranks: int = 1,
     trains: bool = True,
+    sends_adapter: bool = False,
 ) -> TrainerMemory:
     """The memory of each of the trainer's processes, with a frozen reference and a critic where the recipe has them.
 
-    One that trains nothing holds the weights and hands them on.
+    One that trains nothing holds the weights and hands them on.  ``sends_adapter``: the generator gets that alone.
     """
     held = BYTES[model.dtype]
     parameters = folder.parameters
@@ -77,7 +78,7 @@ def trainer_memory(
     parts = {name: -(-size // ranks) for name, size in sharded.items()} | {
         "activations": _activations(folder, model)
         + min(CHUNKS_BYTES, 24 * model.microbatch_tokens * folder.vocab_size),
-        "copy for the generator": parameters * held,
+        "copy for the generator": trained * MASTER if sends_adapter else parameters * held,
     }
     if not trains:
         return TrainerMemory(
@@ -110,8 +111,13 @@ def adapter_parameters(folder: ModelFolder, lora: Lora) -> int:
 def adaptable_modules(folder: ModelFolder) -> list[str]:
     """The linear modules.  A mixture's experts and its router are none: the network holds each as one tensor."""
     names = [name for name in folder.linear_modules() if "embed" not in name.rpartition(".")[2]]
-    is_mixture = any(EXPERTS in name for name in names)
-    return [name for name in names if not (is_mixture and (EXPERTS in name or name.endswith(ROUTER)))]
+    mixed = is_mixture(folder)
+    return [name for name in names if not (mixed and (EXPERTS in name or name.endswith(ROUTER)))]
+
+
+def is_mixture(folder: ModelFolder) -> bool:
+    """Return whether it has experts."""
+    return any(EXPERTS in name for name in folder.tensors)
 
 
 def adapted_modules(folder: ModelFolder, lora: Lora) -> list[str]:

@@ -15,6 +15,7 @@ from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3, load_pretrained, save_pretrained
 from engine.models.shards import whole
 from engine.models.tokenizer import Tokenizer, tokenizer_for
+from engine.models.weights import LoraAdapter
 from engine.spec.model import BuiltinModel, Model
 
 __all__ = ["BuiltinNetwork", "PolicyNetwork", "network_for"]
@@ -84,6 +85,10 @@ class PolicyNetwork(Protocol):
         """
         ...
 
+    def exported_adapter(self) -> LoraAdapter:
+        """A copy of its adapter alone on the CPU; every rank must ask.  Raises ValueError where it has none."""
+        ...
+
     def save_folder(self, folder: Path | None) -> None:
         """Write a folder that transformers loads.  None: another rank of a sharded network writes it."""
         ...
@@ -139,6 +144,9 @@ class BuiltinNetwork(Qwen3):
 
     def exported(self) -> dict[str, Tensor]:
         return {name: whole(tensor).detach().to("cpu", copy=True) for name, tensor in self.state_dict().items()}
+
+    def exported_adapter(self) -> LoraAdapter:
+        raise ValueError("a built-in network has no adapter")
 
     def save_folder(self, folder: Path | None) -> None:
         save_pretrained(self, folder, self._tokenizer)

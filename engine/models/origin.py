@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from engine.models.catalog import OF_TEAMS, catalog_folder
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model import BuiltinModel, CheckpointModel, Model, PretrainedModel
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem

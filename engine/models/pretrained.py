@@ -37,8 +37,9 @@ from engine.failures import RunFailed
 from engine.models.folder import INDEX, WEIGHTS, copy_texts, opened_folder, write_config
 from engine.models.memory import EXPERTS
 from engine.models.origin import ModelOrigin
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.shards import laid_out_like, whole
+from engine.models.weights import LoraAdapter
 from engine.spec.model import Lora, PretrainedModel
 from engine.spec.problems import Problem
 
@@ -294,6 +295,15 @@ class PretrainedNetwork(nn.Module):
         """By the names of this network, which holds a mixture's experts as one tensor."""
         dtype = DTYPES[self.spec.dtype]
         return {name: tensor.to("cpu", dtype, copy=True) for name, tensor in self._merged()}
+
+    def exported_adapter(self) -> LoraAdapter:
+        if self._lora is None:
+            raise ValueError(f"{self._family}: the network has no adapter")
+        peft_config: Any = self._lora
+        written = {
+            name: sorted(value) if isinstance(value, set) else value for name, value in peft_config.to_dict().items()
+        }
+        return LoraAdapter(written, {name: factor.clone() for name, factor in self._adapter().items()})
 
     def save_folder(self, folder: Path | None) -> None:
         """The merged model, or the adapter apart where LoRA says so, with tokenizer and template as they came."""

@@ -18,29 +18,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from engine.spec.problems import Problem
+from engine.models.refusal import FIELD, ModelFolderRefused, refused
 
 FILE = "tokenizer.json"
-FIELD = "model.path"
 REPLACEMENT = "\ufffd"
 """What stands for bytes that are no text, and for ids that the tokenizer does not have."""
 
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
-
-
-class ModelFolderRefused(ValueError):
-    """What a model folder holds cannot be used; ``problem`` says field, value, message and remedy."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
-
-
-def refused(field: str, value: Any, message: str, remedy: str) -> ModelFolderRefused:
-    return ModelFolderRefused(Problem(field, value, message, remedy))
 
 
 class PretrainedTokenizer:
@@ -97,19 +84,28 @@ class PretrainedTokenizer:
 
         Half a surrogate pair, which is no character, becomes U+FFFD.
         """
-        return [token for token, _ in self.encode_with_ends(text)]
+        return self._ids_of(self._encoded(text))
 
     def encode_with_ends(self, text: str) -> list[tuple[int, int]]:
         """Each id with the place in ``text`` where its characters end."""
-        encoded = self._encoder.encode(_SURROGATES.sub(REPLACEMENT, text), add_special_tokens=False)
+        encoded = self._encoded(text)
         ends = [end for _, end in encoded.offsets]
-        return [(self._id_of_encoded.get(token, token), end) for token, end in zip(encoded.ids, ends, strict=True)]
+        return list(zip(self._ids_of(encoded), ends, strict=True))
+
+    def _encoded(self, text: str) -> Encoding:
+        return self._encoder.encode(_SURROGATES.sub(REPLACEMENT, text), add_special_tokens=False)
+
+    def _ids_of(self, encoded: Encoding) -> list[int]:
+        marks = self._id_of_encoded
+        return [marks.get(token, token) for token in encoded.ids]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token.  A character that several tokens make belongs to the last of them.
 
         Never raises: an id that the tokenizer does not have is U+FFFD, like bytes that are no text.
         """
+        if token_ids and self._known.issuperset(token_ids):
+            return self._pieces_of_known(list(token_ids))
         pieces = list[str]()
         for known, run in groupby(token_ids, key=self.knows):
             tokens = list(run)
@@ -123,8 +119,18 @@ class PretrainedTokenizer:
     def mark_of(self, token_id: int) -> str | None:
         return self._mark_of_id.get(token_id)
 
+    def marks_in(self, token_ids: Iterable[int]) -> list[str]:
+        """The marks among the ids, in their order."""
+        marks = self._mark_of_id
+        return [marks[token] for token in token_ids if token in marks]
+
     def knows(self, token_id: int) -> bool:
         return token_id in self._known
+
+    def unknown_in(self, token_ids: Iterable[int]) -> list[int]:
+        """The ids that it does not have, in their order."""
+        known = self._known
+        return [token for token in token_ids if token not in known]
 
     def chat_template(self) -> str:
         """The folder's own.  Raises ModelFolderRefused where there is none."""

@@ -6,12 +6,14 @@ What stands *between* messages and ids is the renderer's business (``engine/roll
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.models.origin import model_origin
-from engine.models.pretrained_tokenizer import PretrainedTokenizer
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.model import BuiltinModel, Model
+
+if TYPE_CHECKING:
+    from engine.models.pretrained_tokenizer import PretrainedTokenizer
 
 __all__ = ["Tokens", "tokens_of"]
 
@@ -50,7 +52,7 @@ def tokens_of(model: Model) -> Tokens:
 
 
 class _PretrainedTokens:
-    def __init__(self, tokenizer: PretrainedTokenizer) -> None:
+    def __init__(self, tokenizer: "PretrainedTokenizer") -> None:
         self._tokenizer = tokenizer
         marks = [tokenizer.marks[mark] for mark in CALL_MARKS if mark in tokenizer.marks]
         self.tool_open = marks[0] if marks else None
@@ -67,4 +69,6 @@ class _PretrainedTokens:
 
 @cache
 def _pretrained(folder: Path) -> _PretrainedTokens:
+    from engine.models.pretrained_tokenizer import PretrainedTokenizer
+
     return _PretrainedTokens(PretrainedTokenizer(folder))

@@ -1,7 +1,8 @@
 """The policy's weights on their way from whoever trains them to whoever samples from them."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ class WeightSource(Protocol):
     """
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """All weights by their Hugging Face names, one by one."""
+        """All weights by their Hugging Face names, one by one; of an adapter, by those of peft."""
         ...
 
 
@@ -23,3 +24,14 @@ class StateDict(dict[str, Tensor]):
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         return self.items()
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """A ``WeightSource`` that carries A and B of each adapted module alone; ``config`` is that which peft writes."""
+
+    config: Mapping[str, Any]
+    factors: Mapping[str, Tensor]
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        return self.factors.items()

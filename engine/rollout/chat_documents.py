@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeVar
 
 from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
 from engine.rollout.renderers.contract import Renderer
-from engine.rollout.renderers.template import TemplateRefused
 from engine.rollout.transcript import Transcript
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.problems import Problem
@@ -148,7 +147,7 @@ def _record(exchange: _Exchange, failed: frozenset[int]) -> TurnRecord:
 def _attempted(document: ChatDocument, place: int, write: Callable[[], T]) -> T:
     try:
         return write()
-    except (ValueError, TemplateRefused) as error:
+    except ValueError as error:
         content = document.conversation[place].content
         raise _refused(document.line, f"messages[{place}]", content, str(error), _REMEDY) from error
 

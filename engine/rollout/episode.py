@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from engine.environments.contract import Observation, Rewards
-from engine.rollout.agents.episode import run_agent_episode
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.context import Habits, instructed
@@ -56,6 +55,8 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
         task = arena.environment.tasks(request.split)[request.task]
     arena = arena.of_task(task)
     if arena.agent is not None:
+        from engine.rollout.agents.episode import run_agent_episode
+
         return await run_agent_episode(request, arena, arena.agent)
     with named_as_environment_fault():
         tools = [*arena.environment.tools(task), *context_tools(arena.context)]

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from engine.rollout.context_metrics import context_metrics
 from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.trajectory import Trajectory
 
@@ -15,7 +16,7 @@ def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """``eval/...`` values.  Discarded episodes are not in here: they count neither as success nor as failure.
 
     The tool-error rate is that of the sampled episodes: failed tool calls / tool calls.  ``purified``
-    episodes are sampled with SAAR at work, where the recipe asks for them.
+    episodes are sampled with SAAR at work, where the recipe asks for them.  Of contexts the sampled episodes speak.
     """
     by_purpose: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -28,6 +29,7 @@ def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
             values |= {f"eval/level_{level}_{name}": success_rate(some) for level, some in _by_level(group).items()}
     if sampled:
         values["eval/tool_error_rate"] = tool_error_rate(sampled)
+    values |= {f"eval/{name}": value for name, value in context_metrics(sampled).items()}
     for name in WAYS:
         for part, group in of_parts(by_purpose[f"eval-{name}"]).items():
             values |= {

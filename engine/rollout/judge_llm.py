@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from engine.environments.contract import JudgeVerdict
-from engine.judge_endpoint import JudgeEndpoint, JudgeUnparseable, quoted
+from engine.judge_endpoint import JudgeEndpoint, JudgeUnparseable, ServedJudge, quoted
 from engine.spec.judge import InFailures, LlmJudge
 from engine.spec.trajectory import Trajectory, Turn
 
@@ -41,8 +41,8 @@ _JUDGMENT = re.compile(r"^[ \t]*Step (\d+) Judgment: (GOOD|BAD)[ \t]*\r?$", re.M
 class LanguageModelJudge(JudgeEndpoint[tuple[JudgeVerdict, ...]]):
     """A ``Judge``.  Belongs to the event loop in which it is first asked."""
 
-    def __init__(self, judge: LlmJudge, *, key: str | None) -> None:
-        super().__init__(judge, role=ROLE.format(failures=IN_FAILURES[judge.in_failures]), key=key)
+    def __init__(self, judge: LlmJudge, *, key: str | None, served: ServedJudge | None = None) -> None:
+        super().__init__(judge, role=ROLE.format(failures=IN_FAILURES[judge.in_failures]), key=key, served=served)
 
     async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
         steps = len(trajectory.turns)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.models.origin import model_origin
-from engine.models.pretrained_tokenizer import PretrainedTokenizer
 from engine.models.tokenizer import Tokenizer, tokenizer_for
 from engine.rollout.chat_documents import DocumentRefused, document_in, supervised_sequences
 from engine.rollout.renderers.contract import Renderer
@@ -93,6 +92,8 @@ def _spelled(text: str, number: int, field: str, tokenizer: Tokenizer) -> Sequen
 
 def _marks_around(folder: Path) -> tuple[list[int], list[int], Callable[[str], list[int]]]:
     """What stands before and behind each text: the tokenizer's own beginning, where it has one, and its end."""
+    from engine.models.pretrained_tokenizer import PretrainedTokenizer
+
     tokenizer = PretrainedTokenizer(folder)
     begin, end = tokenizer.special_texts.get("bos_token"), tokenizer.special_texts.get("eos_token")
     first = [tokenizer.marks[begin]] if begin in tokenizer.marks else []

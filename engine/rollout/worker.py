@@ -75,7 +75,7 @@ def group_key(requests: Sequence[EpisodeRequest]) -> GroupKey:
 
 
 class RolloutWorker:
-    """Plays episodes in one arena, whose generator has so many ``kv_slots``."""
+    """Plays episodes in one arena, whose generators have so many ``kv_slots`` together."""
 
     def __init__(self, arena: Arena, resampling: Resampling | None, *, kv_slots: int) -> None:
         self._arena = arena

@@ -17,6 +17,8 @@ RANKS = {
 TRAINERS = {"torch": "engine.training.backends.torch:TorchBackend", "megatron": SHARDED_TRAINERS["megatron"]}
 ALWAYS_LED = {"megatron"}
 """Those whose only rank has a leader too."""
+SHARING_GENERATORS = {"torch"}
+"""Those of which a run may have several: ``SharingGenerator``s."""
 GENERATORS = {
     "torch": "engine.inference.torch.factory:torch_generator",
     "sglang": "engine.inference.sglang.factory:sglang_generator",

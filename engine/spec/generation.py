@@ -76,6 +76,35 @@ class GenerateRequest:
     """Whether log-probs are those of what ``truncation`` keeps, brought to a sum of 1, and not of the whole vocabulary.
     With ``logprob_temperature`` equal to ``temperature``, as it then must be, they are those of the very distribution
     that is sampled from.  A forced token that would have been cut counts as kept."""
+    drawn: int = 0
+    """So many of the draws of ``seed`` this turn has used already, in a generator that it had to leave; those tokens
+    are the last of ``new_ids``."""
+    continues: bool = False
+    """Whether the session must be known: UnknownSession else.  So asks who can tell another generator the whole of
+    it."""
+
+
+class UnknownSession(ValueError):
+    """The generator knows no such session, or no longer."""
+
+
+class TurnMoved(Exception):
+    """The generator gives its place to others: the turn goes on elsewhere, after what it has sampled here.
+
+    Only who asked several generators for one place sees it (engine/cluster/generator_fleet.py).
+    """
+
+    def __init__(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        policy_versions: tuple[int, ...],
+        is_vacant: bool,
+    ) -> None:
+        """``is_vacant``: the generator takes no turn at present; else it only had no slot for this one."""
+        super().__init__(token_ids, logprobs, policy_versions, is_vacant)
+        self.token_ids, self.logprobs, self.policy_versions = token_ids, logprobs, policy_versions
+        self.is_vacant = is_vacant
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +133,7 @@ class TextGenerator(Protocol):
     async def rewind(self, session: str, tokens: int) -> None:
         """Forget all but the first ``tokens`` tokens of the session, keeping their place in the KV cache.
 
-        The session must have no turn pending.  Raises ValueError if it is unknown or has fewer tokens.
+        The session must have no turn pending.  Raises UnknownSession, and ValueError if it has fewer tokens.
         """
         ...
 

@@ -9,6 +9,8 @@ from engine.spec.strict import MOST_THINGS, Strict
 HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!\"$->@-~]*)?$"
 """A name or a number, a port, and a path of printable ASCII without ? and #."""
 
+OF_THE_RUN = "resources.judge"
+"""In place of an address: the servers that the run starts for its judge."""
 
 InFailures = Literal["contribution", "correction"]
 
@@ -22,20 +24,26 @@ class RuleJudge(Strict):
 class ChatEndpoint(Strict):
     """A language model behind any OpenAI-compatible endpoint."""
 
-    endpoint: Annotated[str, StringConstraints(pattern=HTTP_ADDRESS)]
-    """Base address, e.g. ``http://127.0.0.1:30000/v1``; without a user, because it is told in messages."""
+    endpoint: Annotated[str, StringConstraints(pattern=rf"^resources\.judge$|{HTTP_ADDRESS}")]
+    """Base address, e.g. ``http://127.0.0.1:30000/v1``; without a user, because it is told in messages.  Or
+    ``resources.judge``: the servers that the run starts for it."""
     model: str = Field(min_length=1)
-    """The model's name there."""
+    """The model's name there; any, of ``resources.judge``."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^PALESTRA_JUDGE_[A-Z0-9_]+$")] | None = None
     """Environment variable of the engine that holds the key.  Only names that begin with PALESTRA_JUDGE_ are read."""
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """It bounds one request."""
+    """It bounds one request; waiting for servers of ``resources.judge`` that start again is not among it."""
     concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests at once."""
     retries: int = Field(default=3, ge=0, le=20)
     """Further tries after a failed one, with growing pauses."""
     max_tokens: int = Field(default=1024, ge=16, le=MOST_THINGS)
     """Room for the judge's own words."""
+
+    @property
+    def is_of_the_run(self) -> bool:
+        """Return whether the run starts who is asked."""
+        return self.endpoint == OF_THE_RUN
 
 
 class LlmJudge(ChatEndpoint):

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, TRAINERS
+from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, SHARING_GENERATORS, TRAINERS
 from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
+from engine.spec.judge_requirements import refusals_of_judge
 from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
 from engine.spec.model import BuiltinModel, Model
@@ -21,7 +22,7 @@ from engine.spec.placement import Placement
 from engine.spec.players import LONGEST_SCRIPT, Player, turns_of_script
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment, refusals_beside
-from engine.spec.sglang import Sglang
+from engine.spec.sglang import JudgeServers, Sglang
 from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
@@ -74,21 +75,35 @@ class Resources(Strict):
     megatron: Megatron = Megatron()
     """How the ranks of the trainer ``megatron`` share the network."""
     generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
+    generators: int = Field(default=1, ge=1, le=256)
+    """Generators of ``torch``, each a process on Ray or a thread in one process, with ``kv_slots`` of its own.  As many
+    as there are ``trainer_ranks`` share their devices with those; the others have theirs alone, and go on sampling
+    while ``schedule.multiplexing`` gives the shared ones to a step.  A run may be resumed with another number."""
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
     repeatable."""
+    threads_share: Literal["operations", "micro-batches"] = "operations"
+    """With ``trainer = "torch"``: what its threads share.  ``operations``: the work of each one, which large networks
+    are worth.  ``micro-batches``: each thread computes its own, of a ``threads``-th of the tokens, which small networks
+    gain by; gradients are the same up to rounding, and repeat exactly."""
     share_prefixes: bool = False
     """Whether the trainer reads a prompt that several rollouts of a micro-batch begin with once, and not once for each.
     Log-probs and gradients are the same up to rounding; long prompts with short rollouts gain most."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
-    """Episodes that the generator keeps in its KV cache at once."""
+    """Episodes that each generator keeps in its KV cache at once."""
+    decoders: int = Field(default=1, ge=1, le=64)
+    """Processes in which ``generator = "torch"`` samples on the CPU: each has an equal share of ``kv_slots`` and of
+    ``threads``, and all of the weights.  1: the generator's own process.  Two on two processors sample a small model
+    about twice as fast.  Tokens do not depend on which of them a rollout is in; one that dies is started again."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
     sglang: Sglang = Sglang()
     """The settings of ``generator = "sglang"`` alone."""
+    judge: JudgeServers | None = None
+    """Servers of a language model that judges; absent: none are started."""
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
@@ -102,10 +117,49 @@ class Resources(Strict):
         return self
 
     @model_validator(mode="after")
+    def _generator_can_be_one_of_several(self) -> Self:
+        if self.generators > 1 and self.generator not in SHARING_GENERATORS:
+            sglang = "; resources.sglang.servers says how many servers it has" if self.generator == "sglang" else ""
+            problem = f"sessions of {self.generator} cannot move from one generator to another{sglang}"
+            raise impossible("generators", self.generators, problem, "use 1")
+        return self
+
+    @model_validator(mode="after")
     def _trainer_can_share_prefixes(self) -> Self:
         if self.share_prefixes and self.trainer == "megatron":
             problem = "the trainer megatron computes every row by itself"
             raise impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
+        return self
+
+    @model_validator(mode="after")
+    def _trainer_can_share_microbatches(self) -> Self:
+        if self.threads_share == "operations":
+            return self
+        if self.trainer != "torch" or self.trainer_ranks > 1:
+            problem = "threads share the micro-batches of the trainer torch on one rank alone"
+            remedy = 'use "operations", or resources.trainer = "torch" and one rank'
+            raise impossible("threads_share", self.threads_share, problem, remedy)
+        if self.device != "cpu":
+            problem = "a GPU computes one micro-batch at a time"
+            raise impossible("threads_share", self.threads_share, problem, 'use "operations", or device = "cpu"')
+        return self
+
+    @model_validator(mode="after")
+    def _generator_can_have_decoders(self) -> Self:
+        if self.decoders == 1:
+            return self
+        if self.generator != "torch":
+            problem = f"the generator {self.generator} has processes of its own"
+            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.generator = "torch"')
+        if self.device != "cpu":
+            problem = "decoders share out processors, and one samples alone on its GPU"
+            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.device = "cpu"')
+        if self.generators > 1:
+            problem = f"each of {self.generators} generators (resources.generators) samples in a process of its own"
+            raise impossible("decoders", self.decoders, problem, "use 1, or one generator")
+        if self.decoders > self.kv_slots:
+            problem = f"each takes one of the {self.kv_slots} slots at least (resources.kv_slots)"
+            raise impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
         return self
 
     @model_validator(mode="after")
@@ -127,6 +181,16 @@ class Resources(Strict):
             problem = "positions are divided over the tensor ranks, and there is one"
             raise impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
         return self
+
+    def sends_adapter_of(self, model: Model) -> bool:
+        """Return whether the generator gets the adapter of LoRA apart, and never the weights that it adapts."""
+        is_adapted = getattr(model, "lora", None) is not None
+        return is_adapted and self.generator == "sglang" and self.sglang.lora == "adapter"
+
+    @property
+    def shared_generators(self) -> int:
+        """Return how many generators share their devices with the trainer's ranks, the first ones."""
+        return min(self.generators, self.trainer_ranks)
 
     @property
     def has_leader(self) -> bool:
@@ -172,8 +236,9 @@ class Schedule(Strict):
     for it.  ``discard``: it is ended and its prompt is played again, once; then it is waited for."""
     multiplexing: bool = False
     """Above ``async_ratio`` 0, where generator and trainer share their devices: whether one of them at a time has them.
-    While a batch is trained on the generator samples nothing; tools, judges and sandboxes go on.  Else both work at
-    once, each slower."""
+    While a batch is trained on the generator samples nothing; of several (``resources.generators``) those that share
+    nothing go on, with what the others had begun.  Tools, judges and sandboxes go on.  Else all work at once, each
+    slower."""
     multiplexing_hold_s: float = Field(default=1.0, ge=0, le=3600)
     """With ``multiplexing``: the devices change sides at most once in so many seconds."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
@@ -359,7 +424,7 @@ class RunSpec(Strict):
                 f"use a divisor of {batch}",
             )
         self._log_probs_can_be_taken()
-        for refusal in refusals_of_sglang(self):
+        for refusal in (*refusals_of_sglang(self), *refusals_of_judge(self)):
             raise refusal
         self._trainer_has_what_the_recipe_needs()
         self._evaluation_fits()

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from engine.spec.impossible import impossible
+from engine.spec.model import ContextTokens, FolderPath, Precision
 from engine.spec.strict import Strict
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+$", max_length=300)]
@@ -25,6 +26,7 @@ FLAGS = frozenset(
         "enable-deterministic-inference",
         "enable-torch-compile",
         "kv-cache-dtype",
+        "lora-backend",
         "max-prefill-tokens",
         "max-running-requests",
         "max-total-tokens",
@@ -40,32 +42,20 @@ FLAGS = frozenset(
 """What a spec may say to ``sglang.launch_server``, without the dashes; none of them names a file or code."""
 
 
-class Sglang(Strict):
-    """The servers of ``resources.generator = "sglang"``: started by the engine, or given by ``urls``."""
+class SglangServers(Strict):
+    """SGLang servers of one model that the engine starts, watches and restarts."""
 
     servers: int = Field(default=1, ge=1, le=64)
-    """How many are started; episodes are spread over them, and all turns of one go to the same."""
+    """How many are started.  Of the policy's, episodes are spread over them, and all turns of one go to the same."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """GPUs over which each server splits the model; must divide its attention heads."""
-    urls: list[ServerUrl] = Field(default=[], max_length=64)
-    """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted."""
     flags: list[Flag] = Field(default=[], max_length=len(FLAGS))
     """Further arguments of ``sglang.launch_server``, e.g. ``max-running-requests=256``; a switch by its name alone."""
     memory_fraction: float = Field(default=0.85, gt=0, le=0.98)
     """Share of a GPU's memory (on the CPU: of the machine's) that a server may take for weights and KV cache."""
-    weights: Literal["disk", "tensor", "broadcast"] = "disk"
-    """How new weights travel: by safetensors in a folder that engine and servers both see, within the requests, or
-    over a process group (gloo) of the engine and each server's ranks."""
-    exchange_folder: str | None = Field(default=None, min_length=1, max_length=1000)
-    """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
-    given by ``urls`` have to see it under the same path."""
-    logprobs_at: Literal["one", "sampling"] = "one"
-    """The distribution whose log-probs the servers report: the model's own, or at each request's temperature.  Set it
-    to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
-    started so; those given by ``urls`` are asked to prove it."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=7200)
-    """A server that does not answer by then has failed.  While turns wait for servers that are on their way,
-    ``schedule.stall_timeout_s`` does not run."""
+    """A server that does not answer by then has failed.  While turns or verdicts wait for servers that are on their
+    way, ``schedule.stall_timeout_s`` does not run."""
     health_every_s: float = Field(default=5.0, gt=0, le=600)
     """Between two looks at each server."""
     health_misses: int = Field(default=3, ge=1, le=100)
@@ -87,6 +77,27 @@ class Sglang(Strict):
     def launch_flags(self) -> dict[str, str]:
         """``flags`` by their names; a switch has the value "".  Of two of one name the later counts."""
         return {name: value for name, _, value in (flag.partition("=") for flag in self.flags)}
+
+
+class Sglang(SglangServers):
+    """The servers of ``resources.generator = "sglang"``: started by the engine, or given by ``urls``."""
+
+    urls: list[ServerUrl] = Field(default=[], max_length=64)
+    """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted."""
+    weights: Literal["disk", "tensor", "broadcast"] = "disk"
+    """How new weights travel: by safetensors in a folder that engine and servers both see, within the requests, or
+    over a process group (gloo) of the engine and each server's ranks."""
+    lora: Literal["adapter", "merged"] = "adapter"
+    """What servers get of a run with ``model.lora``, in the way of ``weights``.  ``adapter``: A and B alone, which each
+    exchange loads as a new adapter; the model's own weights stay as the servers began with them.  ``merged``: the whole
+    model with the adapter added in, as many bytes as without LoRA."""
+    exchange_folder: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
+    given by ``urls`` have to see it under the same path."""
+    logprobs_at: Literal["one", "sampling"] = "one"
+    """The distribution whose log-probs the servers report: the model's own, or at each request's temperature.  Set it
+    to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
+    started so; those given by ``urls`` are asked to prove it."""
 
     @model_validator(mode="after")
     def _urls_stand_for_themselves(self) -> Self:
@@ -110,3 +121,17 @@ class Sglang(Strict):
                 'give a folder that they see under the same path, or use weights = "tensor"',
             )
         return self
+
+
+class JudgeServers(SglangServers):
+    """Servers of another model, which judges for this run alone and is never given weights (docs/backends.md).
+
+    Whoever judges names ``resources.judge`` as its endpoint.
+    """
+
+    path: FolderPath
+    """The model's folder, as ``model.path``; with a tokenizer and a chat template."""
+    dtype: Precision = "bfloat16"
+    """In what it computes."""
+    context_tokens: ContextTokens | None = None
+    """Question and answer must fit in here; absent: what the model was made for."""

@@ -21,6 +21,13 @@ def refusals_of_sglang(run: Any) -> Iterator[PydanticCustomError]:
             "a server serves a model's folder, and the run's model is the built-in network",
             f'set model.kind = "pretrained" and model.path, or {TORCH}',
         )
+    if run.resources.sends_adapter_of(run.model) and run.resources.sglang.weights == "broadcast":
+        yield impossible(
+            "resources.sglang.weights",
+            "broadcast",
+            "an adapter travels by a folder or within a request, and servers receive none over a process group",
+            'use "disk" or "tensor", or resources.sglang.lora = "merged"',
+        )
     yield from _log_probs(run)
 
 

@@ -4,6 +4,7 @@ A *reading* counts from the beginning of a process or a server, so that whoever 
 The ``usage`` of a heartbeat was computed of two readings (engine/loop/usage.py).
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +12,14 @@ from pydantic import Field
 
 from engine.spec.strict import Strict
 
-Role = Literal["all", "loop", "learner", "rank", "generator", "server", "rollout"]
+Role = Literal["all", "loop", "learner", "rank", "generator", "server", "rollout", "judge"]
 """``all``: a run whose roles share one process."""
 Health = Literal["starting", "up", "down", "given-up"]
 """A server is on its way for the first time; answering; gone, and started again soon; gone for good."""
 
+
+ServerRole = Literal["policy", "judge"]
+"""Whose model a server has."""
 
 MOST = 400
 """Processes that one heartbeat names, and servers; they take at most 0.4 MiB."""
@@ -48,9 +52,11 @@ class ProcessUse(Strict):
 
 
 class ServerUse(Strict):
-    """One server of the generator."""
+    """One server of the generator, or of the run's judge."""
 
+    role: ServerRole = "policy"
     number: int = Field(ge=0)
+    """Among those of its role."""
     url: str = Field(max_length=400)
     health: Health
     reason: str = Field(default="", max_length=300)
@@ -67,7 +73,7 @@ class ServerUse(Strict):
     """The share of prompt tokens, since the attempt began, that it had read before."""
     restarts: int = Field(ge=0)
     version: int = Field(ge=0)
-    """The version of the weights that it samples with."""
+    """The version of the weights that it samples with; a judge's never change."""
 
 
 class Usage(Strict):
@@ -113,6 +119,7 @@ class ServerReading:
     began_at: float
     pid: int | None
     """The id of the process that keeps it; None where it is given by URL."""
+    role: ServerRole = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,9 @@ class UsageReading:
 
     @property
     def awaits_servers(self) -> bool:
-        """A server is on its way for the first time, or no one is up and one will come back: turns wait for it."""
-        healths = {server.health for server in self.servers}
-        return "starting" in healths or ("down" in healths and "up" not in healths)
+        """A server is on its way for the first time, or of one role no one is up and one will come back: turns or
+        verdicts wait for it."""
+        by_role = defaultdict[ServerRole, set[Health]](set)
+        for server in self.servers:
+            by_role[server.role].add(server.health)
+        return any("starting" in healths or ("down" in healths and "up" not in healths) for healths in by_role.values())

@@ -1,18 +1,13 @@
 """From a summed gradient to a step of the optimiser, the same for policy and critic."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from engine.failures import NonFiniteGradient
 from engine.models.shards import whole
-
-ADAM_BETAS = (0.9, 0.95)
-
-
-def adamw(parameters: Iterable[nn.Parameter], *, weight_decay: float = 0.0) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=True)
+from engine.training.adamw import AdamW
 
 
 def divide(parameters: Sequence[nn.Parameter], weight: float) -> None:
@@ -24,7 +19,7 @@ def divide(parameters: Sequence[nn.Parameter], weight: float) -> None:
 
 def descend(
     parameters: Sequence[nn.Parameter],
-    optimizer: torch.optim.AdamW,
+    optimizer: AdamW,
     *,
     learning_rate: float,
     grad_clip: float,
@@ -37,11 +32,11 @@ def descend(
     """
     grad_norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if not torch.isfinite(grad_norm):
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         raise NonFiniteGradient(f"the gradient of the {whose} has the norm {grad_norm.item()}")
     nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     return grad_norm.item()

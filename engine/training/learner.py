@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from engine.models.vocabulary import Tokens
-from engine.models.weights import StateDict
+from engine.models.weights import StateDict, WeightSource
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
@@ -60,7 +60,7 @@ class CreditedRollout:
 
 
 class Learner:
-    """``stages`` are those before RL, with their data.
+    """``stages`` are those before RL, with their data.  ``sends_adapter``: the generator has the model's own weights.
 
     ``tokens`` are those of the policy's vocabulary; ``threads`` compute tensors beside the trainer's backend.
     """
@@ -74,7 +74,9 @@ class Learner:
         *,
         stages: SupervisedStages,
         threads: int,
+        sends_adapter: bool = False,
     ) -> None:
+        self._sends_adapter = sends_adapter
         self._recipe = recipe
         self._tokens = tokens
         self._trainer = trainer
@@ -154,9 +156,10 @@ class Learner:
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
         return Updated(metrics | replay_metrics, old_logprobs)
 
-    def weights(self) -> StateDict:
-        """The policy's weights as a ``WeightSource``."""
-        return StateDict(self._trainer.backend.weights())
+    def weights(self) -> WeightSource:
+        """What the generator gets of the policy's weights: all of them, or the adapter alone."""
+        backend = self._trainer.backend
+        return backend.adapter() if self._sends_adapter else StateDict(backend.weights())
 
     def save(self, folder: Path) -> None:
         """A checkpoint's part of the learner: weights, optimisers, buffers, critic, reference, counters."""

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.learning_plan import PLANS, BadPlan, Plan, plan_from_file, plan_of_recipes
 from benchmarks.learning_runs import RunFailed, RunResult, run_plan
-from benchmarks.learning_statistics import area, band, first_step_at, spread, summary
+from benchmarks.learning_statistics import area, band, first_step_at, headlines, spread, summary
 
 TINY = """
 claim = "two steps of each"
@@ -77,6 +77,33 @@ def test_a_height_never_reached_counts_as_one_step_more_and_is_reported() -> Non
     summarised = summary("eval/success_greedy", [outcome("a", 0, 1.0), outcome("b", 0, 0.1)])
     assert summarised["arms"]["b"]["steps_to_90"]["mean"] == 11
     assert summarised["arms"]["b"]["reached_90"]["mean"] == 0
+
+
+def test_what_contexts_cost_is_that_of_the_last_evaluation_and_begins_the_report() -> None:
+    def with_context(arm: str, seed: int, tokens: float) -> RunResult:
+        costs = {
+            "eval/context/turn_tokens": {0: 999.0, 10: tokens},
+            "eval/context/read_tokens": {0: 1.0, 10: 4 * tokens},
+        }
+        return RunResult(arm, seed, {**outcome(arm, seed, 0.5).curves, **costs})
+
+    runs = [("a", 0, 300.0), ("b", 0, 200.0), ("a", 1, 320.0), ("b", 1, 240.0)]
+    summarised = summary("eval/success_greedy", [with_context(*run) for run in runs])
+    assert summarised["arms"]["a"]["turn_tokens"]["values"] == (300.0, 320.0)
+    assert summarised["arms"]["a"]["first"]["mean"] == 0.0
+    assert summarised["differences"]["b"]["read_tokens"]["mean"] == pytest.approx(-360)
+    values = {headline.what: headline.value for headline in headlines(summarised)}
+    assert values["b: tokens before a turn"] == 220.0
+    plain = headlines(summary("eval/success_greedy", [outcome("a", 0, 1.0), outcome("b", 0, 1.0)]))
+    assert not any("tokens" in headline.what for headline in plain)
+
+
+def test_one_start_is_that_of_the_first_seed(tmp_path: Path) -> None:
+    apart, shared = plan(tmp_path), plan(tmp_path, "one_start = true\n" + TINY)
+    assert [apart.start_of(seed) for seed in apart.seeds] == [0, 1]
+    assert [shared.start_of(seed) for seed in shared.seeds] == [0, 0]
+    assert apart.digest != shared.digest
+    assert shared.cold_start_spec(0).evaluation.tasks == 1
 
 
 def test_a_band_covers_the_seeds_that_have_the_step() -> None:

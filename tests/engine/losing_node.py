@@ -1,9 +1,9 @@
 """``python -m engine`` on several of Ray's nodes, all on this machine; the node of one role is killed in the middle.
 
-    python -m tests.engine.losing_node rollout-0 collect 3 train run.toml
+    python -m tests.engine.losing_node rollout-0 collect 3 4 train run.toml
 
 kills all processes of the node on which ``rollout-0`` stands, when the event of the phase's
-begin is on disk.  ``nobody`` in place of the role kills none.
+begin is on disk; there are four nodes.  ``nobody`` in place of the role kills none.
 """
 
 import json
@@ -21,14 +21,14 @@ from engine.cluster.ray_token import use_private_token
 from engine.reporting.spool import Spool
 from tests.engine.dying import begin_of, when_written
 
-NODES, CPUS = 4, 2
+CPUS = 2
 STORE_BYTES = 80 * 2**20
 NOBODY = "nobody"
 
 
-def losing_node_of(role: str, phase: str, step: int) -> Sequence[str]:
+def losing_node_of(role: str, phase: str, step: int, *, nodes: int = 4) -> Sequence[str]:
     """This program, as arguments of ``python -m``."""
-    return "tests.engine.losing_node", role, phase, str(step)
+    return "tests.engine.losing_node", role, phase, str(step), str(nodes)
 
 
 def kill_node_of(role: str, pids: dict[str, int]) -> None:
@@ -56,14 +56,14 @@ def noting_pids(pids: dict[str, int]) -> None:
 
 
 @contextmanager
-def several_nodes() -> Iterator[None]:
+def several_nodes(number: int) -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(NODES):
+        for _ in range(number):
             cluster.add_node(num_cpus=CPUS, object_store_memory=STORE_BYTES)
         ray.init(address=cluster.address, log_to_driver=False)
         yield
@@ -72,7 +72,7 @@ def several_nodes() -> Iterator[None]:
         cluster.shutdown()
 
 
-def main(role: str, phase: str, step: int, sockets: str) -> None:
+def main(role: str, phase: str, step: int, nodes: int, sockets: str) -> None:
     os.environ["RAY_TMPDIR"] = sockets
     os.environ.pop("RAY_ADDRESS", None)
     (Path(sockets) / "ray").mkdir()
@@ -81,7 +81,7 @@ def main(role: str, phase: str, step: int, sockets: str) -> None:
     from engine.launch import train
 
     train.use_private_token = lambda file: None  # Ray has read its environment by now
-    ray_connection.private_ray = several_nodes
+    ray_connection.private_ray = lambda: several_nodes(nodes)
     pids: dict[str, int] = {}
     if role != NOBODY:
         when_written(begin_of(phase, step), lambda: kill_node_of(role, pids))
@@ -90,6 +90,6 @@ def main(role: str, phase: str, step: int, sockets: str) -> None:
 
 
 if __name__ == "__main__":
-    role, phase, step, *sys.argv[1:] = sys.argv[1:]
+    role, phase, step, nodes, *sys.argv[1:] = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
-        main(role, phase, int(step), sockets)
+        main(role, phase, int(step), int(nodes), sockets)

@@ -17,7 +17,7 @@ import pytest
 from django.utils import timezone
 
 from engine.models.catalog import catalog_folder
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model_files import MANIFEST, CatalogFolder
 from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of

@@ -238,6 +238,18 @@ TIMELINE = (
         is_optional=True,
     ),
     Chart(
+        "judge-servers",
+        "Servers of the judge",
+        {
+            "judge_servers/running": "Requests running",
+            "judge_servers/queued": "Queued",
+            "judge_servers/up": "Servers up",
+        },
+        "count",
+        {"judge_servers/tokens_per_s": "Tokens/s"},
+        is_optional=True,
+    ),
+    Chart(
         "gpus",
         "GPUs busy, by role",
         {f"perf/gpu_{role}": name for role, (name, _) in ROLES.items()},

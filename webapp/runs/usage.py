@@ -16,9 +16,12 @@ ROLES = {
     "rank": ("Other trainer ranks", "Hold the rest of a divided trainer."),
     "generator": ("Generator", "Samples from the policy, or asks servers to."),
     "server": ("SGLang servers", "Those that the generator started, each with its child processes."),
+    "judge": ("Judge", "Serves the language model that judges: its servers, and the actor that keeps them."),
     "rollout": ("Rollout workers", "Play episodes: environments and tool calls, without what runs in sandboxes."),
 }
 """Role -> its name, and what its processes do; in the order in which the page shows them."""
+SERVER_ROLES = {"policy": "Policy", "judge": "Judge"}
+"""Role of a server -> the name of what it samples from."""
 HEALTH = {
     "starting": ("Starting", "launching"),
     "up": ("Up", "succeeded"),
@@ -76,6 +79,10 @@ class ServerRow:
     def state(self) -> str:
         return HEALTH[self.server.health][1]
 
+    @property
+    def role(self) -> str:
+        return SERVER_ROLES[self.server.role]
+
 
 @dataclass(frozen=True)
 class UsageTables:
@@ -97,15 +104,15 @@ def newest_usage(run: Run) -> Usage | None:
 
 def tables_of(usage: Usage) -> UsageTables:
     by_role = {role: [process for process in usage.processes if process.role == role] for role in ROLES}
-    newest = max((server.version for server in usage.servers), default=0)
+    newest = max((server.version for server in usage.servers if server.role == "policy"), default=0)
     return UsageTables(
         datetime.fromtimestamp(usage.at, UTC),
         usage.step,
         [RoleUse(role, its) for role, its in by_role.items() if its],
-        [ServerRow(server, server.version < newest) for server in usage.servers],
+        [ServerRow(server, server.role == "policy" and server.version < newest) for server in usage.servers],
     )
 
 
-def samples_from_servers(spec: Mapping[str, Any]) -> bool:
-    """Whether a run with this spec reports servers."""
-    return bool(spec["resources"].get("generator") == "sglang")
+def reports_servers(spec: Mapping[str, Any]) -> bool:
+    """Whether a run with this spec reports servers, of its policy or of its judge."""
+    return spec["resources"].get("generator") == "sglang" or spec["resources"].get("judge") is not None

@@ -26,7 +26,7 @@ from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
 from webapp.runs.snapshot import close_look, snapshot
-from webapp.runs.usage import ROLES, newest_usage, samples_from_servers, tables_of
+from webapp.runs.usage import ROLES, newest_usage, reports_servers, tables_of
 from webapp.runs.waits import waits_of
 
 TABS = {
@@ -122,7 +122,7 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "promotes": _name_to_promote(run),
         "waits": waits_of(run),
         "usage": None if (measured := newest_usage(run)) is None else tables_of(measured),
-        "has_servers": samples_from_servers(run.spec),
+        "has_servers": reports_servers(run.spec),
         "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
 

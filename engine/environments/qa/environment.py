@@ -10,6 +10,7 @@ from engine.environments.qa.session import QaSession
 from engine.environments.qa.tools import QaTools, opened_corpus, schemas_of
 from engine.environments.tasks import SplitTasks, task_number
 from engine.environments.verifiers.extraction import placed
+from engine.judge_endpoint import ServedJudge
 from engine.spec.environment import Qa
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -19,10 +20,10 @@ from engine.spec.trajectory import Split, Task
 class QaEnvironment:
     """Keeps the version's files open and nothing of them in memory.  One instance serves any number of episodes."""
 
-    def __init__(self, settings: Qa, dataset: Dataset) -> None:
+    def __init__(self, settings: Qa, dataset: Dataset, served_judge: ServedJudge | None = None) -> None:
         """Raises ``UnusableEnvironment``: no such rows or corpus; rows, a verifier or a server that cannot be used."""
         self.settings = settings
-        self._scoring = Scoring(settings)
+        self._scoring = Scoring(settings, served_judge)
         self._rows = opened_rows(dataset)
         self._dataset = with_rows_counted(dataset, self._rows)
         refuse_unusable_rows(self._rows, self._scoring.checks)

@@ -5,6 +5,7 @@ from engine.environments.imported import UnusableEnvironment
 from engine.environments.verifiers.contract import WRONG, UnusableVerifier, Verification
 from engine.environments.verifiers.extraction import result_in
 from engine.environments.verifiers.registry import verifier_for
+from engine.judge_endpoint import ServedJudge
 from engine.spec.dataset_row import DatasetRow
 from engine.spec.environment import FORMAT, LENGTH, Qa
 from engine.spec.problems import Problem
@@ -18,11 +19,13 @@ _OF_SANDBOXES = (SandboxLost, SandboxFrozen, SandboxUnavailable, PoolClosed)
 class Check:
     """One verifier, and where in an answer it finds what it reads."""
 
-    def __init__(self, field: str, settings: Verifier, sandbox: SandboxSpec) -> None:
+    def __init__(
+        self, field: str, settings: Verifier, sandbox: SandboxSpec, served_judge: ServedJudge | None = None
+    ) -> None:
         """``field`` is its path in the spec.  Raises ``UnusableEnvironment``."""
         self.field, self.settings = field, settings
         try:
-            self._verifier = verifier_for(settings, sandbox)
+            self._verifier = verifier_for(settings, sandbox, served_judge)
         except UnusableVerifier as unusable:
             problem = Problem(f"{field}.{unusable.field}", unusable.value, unusable.problem, unusable.remedy)
             raise UnusableEnvironment(problem) from unusable
@@ -51,12 +54,12 @@ class Check:
 class Scoring:
     """Serves any number of episodes."""
 
-    def __init__(self, settings: Qa) -> None:
+    def __init__(self, settings: Qa, served_judge: ServedJudge | None = None) -> None:
         """Raises ``UnusableEnvironment``."""
         self._settings = settings
-        self._check = Check("environment.verifier", settings.verifier, settings.sandbox)
+        self._check = Check("environment.verifier", settings.verifier, settings.sandbox, served_judge)
         self._components = [
-            Check(f"environment.components.{number}.verifier", component.verifier, settings.sandbox)
+            Check(f"environment.components.{number}.verifier", component.verifier, settings.sandbox, served_judge)
             for number, component in enumerate(settings.components)
         ]
 

@@ -8,12 +8,15 @@ from engine.environments.verifiers.mathematics import MathVerifier
 from engine.environments.verifiers.numeric import NumericVerifier
 from engine.environments.verifiers.rubric import RubricVerifier
 from engine.environments.verifiers.unit_tests import UnitTestVerifier
+from engine.judge_endpoint import ServedJudge
 from engine.spec import verifier as verifiers
 from engine.spec.verifier import ExactText, JsonSchema, MathVerify, Number, PythonFunction, Rubric, UnitTests
 from sandboxes.spec import SandboxSpec
 
 
-def verifier_for(settings: verifiers.Verifier, sandbox: SandboxSpec) -> Verifier:
+def verifier_for(
+    settings: verifiers.Verifier, sandbox: SandboxSpec, served_judge: ServedJudge | None = None
+) -> Verifier:
     """``sandbox`` is what one that runs code may use.  Raises ``UnusableVerifier``."""
     match settings:
         case ExactText():
@@ -29,4 +32,4 @@ def verifier_for(settings: verifiers.Verifier, sandbox: SandboxSpec) -> Verifier
         case PythonFunction():
             return FunctionVerifier(settings, sandbox)
         case Rubric():
-            return RubricVerifier(settings)
+            return RubricVerifier(settings, served=served_judge)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from engine.environments.contract import VerifierFailed
 from engine.environments.verifiers.contract import UnusableVerifier, Verification
-from engine.judge_endpoint import JudgeEndpoint, JudgeFailed, JudgeUnparseable, quoted
+from engine.judge_endpoint import JudgeEndpoint, JudgeFailed, JudgeUnparseable, ServedJudge, quoted
 from engine.spec.dataset_row import DatasetRow
 from engine.spec.verifier import Rubric
 
@@ -25,10 +25,12 @@ _POINTS = re.compile(r"^POINTS: ([0-9]{1,3})$", re.MULTILINE)
 class RubricVerifier:
     """Belongs to the event loop in which it is first asked."""
 
-    def __init__(self, settings: Rubric, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, settings: Rubric, environ: Mapping[str, str] = os.environ, served: ServedJudge | None = None
+    ) -> None:
         """Raises ``UnusableVerifier`` where the judge's key is not there."""
         self._settings = settings
-        self._judge = JudgeEndpoint[int](settings.judge, role=ROLE, key=_key(settings, environ))
+        self._judge = JudgeEndpoint[int](settings.judge, role=ROLE, key=_key(settings, environ), served=served)
 
     def lacking(self, row: DatasetRow) -> str | None:
         """A reference helps the judge, who can do without."""

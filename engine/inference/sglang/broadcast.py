@@ -23,7 +23,7 @@ import torch.distributed
 from torch import Tensor
 
 from engine.inference.sglang.client import PROBE_S, ServerGone, SglangClient
-from engine.inference.sglang.weights import PART_BYTES, parts_of
+from engine.inference.sglang.weights import PART_BYTES, WholeWeights, parts_of
 from engine.models.weights import WeightSource
 
 C10D: Any = torch.distributed
@@ -32,7 +32,7 @@ TIMEOUT = timedelta(seconds=PROBE_S)
 """For all ranks to meet, and for one tensor."""
 
 
-class BroadcastExchange:
+class BroadcastExchange(WholeWeights):
     """An ``Exchange``.  ``ranks`` are those of each server; the newest weights stay in memory, in ``dtype``."""
 
     def __init__(self, dtype: torch.dtype, *, ranks: int) -> None:

@@ -4,9 +4,10 @@ Two things can go wrong, and callers choose between them: the server is gone (``
 answered that it will not (``ServerRefused``: asking again would not help).
 """
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ PROBE_S = 120.0
 """For a first pass."""
 LOAD_S = 1800.0
 """For new weights."""
+ABORT_AGAIN_S = 0.2
+"""A request that a server had not seen when it was told to end it is ended again so much later."""
 
 
 class ServerGone(Exception):
@@ -33,6 +36,15 @@ class ServerGone(Exception):
 
 class ServerRefused(RuntimeError):
     """The server answered, and the answer is no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What the requests of a server name to be computed with.  A name is never given twice, so neither is its cache."""
+
+    name: str
+    version: int
+    """The policy's, which is then that of every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +70,24 @@ class SglangClient:
         # trust_env: a proxy of the environment is for the internet, not for a server next door.
         self._http = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=CALL_S, trust_env=False)
         self.url = url
+        self.adapter: Adapter | None = None
+        """With which the requests from now on are computed; None: with the server's own weights alone."""
+        self._under_way: set[str] = set()
+        self._idle = asyncio.Event()
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    def leave(self) -> None:
+        """Unload the adapter from a server that goes on without us.  One that does not answer keeps it."""
+        adapter, self.adapter = self.adapter, None
+        if adapter is None:
+            return
+        url, headers = f"{self.url}/unload_lora_adapter", self._http.headers
+        try:
+            httpx.post(url, json={"lora_name": adapter.name}, headers=headers, timeout=LOOK_S, trust_env=False)
+        except httpx.TransportError:
+            return
 
     async def model_info(self) -> dict[str, Any]:
         info: dict[str, Any] = await self._call("GET", "/model_info")
@@ -84,9 +111,11 @@ class SglangClient:
 
         ``behaviour_logprobs`` are those of the very distribution that is drawn from, after every truncation.
         """
-        body = _generation(request_id, ids, sampling, behaviour_logprobs=behaviour_logprobs)
-        reply = await self._call("POST", "/generate", body, timeout_s=None)
-        return _answer(reply["meta_info"], behaviour_logprobs=behaviour_logprobs)
+        adapter = self.adapter
+        body = _generation(request_id, ids, sampling, adapter, behaviour_logprobs=behaviour_logprobs)
+        with self._asking(request_id):
+            reply = await self._call("POST", "/generate", body, timeout_s=None)
+        return _answer(reply["meta_info"], adapter, behaviour_logprobs=behaviour_logprobs)
 
     async def stream(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
@@ -95,50 +124,87 @@ class SglangClient:
 
         It is right for servers that tell all tokens in each part and for those that tell the new ones alone.
         """
-        body = _generation(request_id, ids, sampling, behaviour_logprobs=behaviour_logprobs) | {"stream": True}
+        adapter = self.adapter
+        body = _generation(request_id, ids, sampling, adapter, behaviour_logprobs=behaviour_logprobs)
         received, last = 0, None
-        async with aclosing(self._events("/generate", body)) as events:
-            async for event in events:
-                meta = event["meta_info"]
-                if (finish := meta["finish_reason"]) is not None:
-                    _check_finish(self.url, finish)
-                reply = _part(meta, received, behaviour_logprobs=behaviour_logprobs)
-                received += len(reply.token_ids)
-                if reply.finish:
-                    last = reply  # which is given when the stream has ended, so that its connection can be used again
-                else:
-                    yield reply
+        with self._asking(request_id):
+            events = self._events("/generate", body | {"stream": True})
+            async with aclosing(events):
+                async for event in events:
+                    meta = event["meta_info"]
+                    if (finish := meta["finish_reason"]) is not None:
+                        _check_finish(self.url, finish)
+                    reply = _part(meta, received, adapter, behaviour_logprobs=behaviour_logprobs)
+                    received += len(reply.token_ids)
+                    if reply.finish:
+                        last = reply  # given when the stream has ended, so that its connection can be used again
+                    else:
+                        yield reply
         if last is None:
             raise ServerGone(f"{self.url}/generate: the stream ends within a turn")
         yield last
 
     async def score(self, request_id: str, ids: Sequence[int], begin: int) -> ServerReply:
-        """The log-prob of each of ``ids[begin:]`` after what stands before it, at temperature 1; ``begin`` >= 1."""
-        body = {
+        """The log-prob of each of ``ids[begin:]`` after what stands before it, at temperature 1; ``begin`` >= 1.
+
+        All of them, or none where it was aborted."""
+        adapter = self.adapter
+        body = _with_adapter(adapter) | {
             "rid": request_id,
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": begin - 1,
         }
-        reply = await self._call("POST", "/generate", body, timeout_s=None)
+        with self._asking(request_id):
+            reply = await self._call("POST", "/generate", body, timeout_s=None)
         meta = reply["meta_info"]
-        scored = meta["input_token_logprobs"][1:]
-        token_ids, logprobs = [entry[1] for entry in scored], [entry[0] for entry in scored]
         finish = meta["finish_reason"]
-        versions = [meta["weight_version"]] * len(scored)
+        scored = [] if finish["type"] == "abort" else meta["input_token_logprobs"][1:]
+        version = str(adapter.version if adapter is not None else meta["weight_version"])
         return ServerReply(
-            token_ids,
-            logprobs,
-            versions,
+            [entry[1] for entry in scored],
+            [entry[0] for entry in scored],
+            [version] * len(scored),
             finish["type"],
-            finish.get("message", ""),
-            meta["prompt_tokens"],
-            meta["cached_tokens"],
+            str(finish.get("message", "")),
+            *_read(meta),
         )
+
+    async def chat(self, document: Mapping[str, Any]) -> tuple[int, str, bytes]:
+        """Status, the header ``Retry-After`` and body of what OpenAI's chat completions answer.  Raises ServerGone."""
+        timeout = httpx.Timeout(None, connect=CALL_S)
+        try:
+            response = await self._http.post("/v1/chat/completions", json=dict(document), timeout=timeout)
+        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise ServerGone(f"{self.url}/v1/chat/completions: {error or type(error).__name__}") from error
+        return response.status_code, response.headers.get("Retry-After", ""), response.content
 
     async def abort(self, request_id: str) -> None:
         await self._call("POST", "/abort_request", {"rid": request_id})
+
+    async def drain(self) -> None:
+        """End all requests that are under way, with what they have, and wait until they are answered."""
+        try:
+            async with asyncio.timeout(LOAD_S):
+                while self._under_way:
+                    self._idle.clear()
+                    await asyncio.gather(*(self.abort(request_id) for request_id in self._under_way))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(ABORT_AGAIN_S):
+                            await self._idle.wait()
+        except TimeoutError as error:
+            raise ServerGone(f"{self.url} does not answer what was aborted within {LOAD_S:.0f} s") from error
+
+    @contextmanager
+    def _asking(self, request_id: str) -> Iterator[None]:
+        self._under_way.add(request_id)
+        try:
+            yield
+        finally:
+            self._under_way.discard(request_id)
+            if not self._under_way:
+                self._idle.set()
 
     async def pause(self) -> None:
         """When this returns the last token has been sampled.  Requests keep theirs and are read again later."""
@@ -175,6 +241,19 @@ class SglangClient:
         """A part of the weights, serialised for each of the server's ``ranks`` alike."""
         body = {"serialized_named_tensors": [serialized] * ranks, "weight_version": str(version), "flush_cache": True}
         await self._call("POST", "/update_weights_from_tensor", body, timeout_s=LOAD_S)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """An adapter in the form of peft, from a folder that the server sees."""
+        await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder}, timeout_s=LOAD_S)
+
+    async def load_adapter_tensors(self, name: str, config: Mapping[str, Any], serialized: str, ranks: int) -> None:
+        """An adapter within the request, serialised for each of the server's ``ranks`` alike."""
+        body = {"lora_name": name, "config_dict": dict(config), "serialized_named_tensors": [serialized] * ranks}
+        await self._call("POST", "/load_lora_adapter_from_tensors", body, timeout_s=LOAD_S)
+
+    async def unload_adapter(self, name: str) -> None:
+        """It waits for the requests that name it."""
+        await self._call("POST", "/unload_lora_adapter", {"lora_name": name}, timeout_s=LOAD_S)
 
     async def join_group(self, address: str, port: int, *, world_size: int, name: str) -> None:
         """The server's ranks become ranks 1 and up of a group over gloo, which rank 0 opens at ``address``."""
@@ -247,10 +326,20 @@ class SglangClient:
             raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {response.text[:600]}")
 
 
+def _with_adapter(adapter: Adapter | None) -> dict[str, Any]:
+    """A server calls the name of a loaded adapter its path."""
+    return {} if adapter is None else {"lora_path": adapter.name}
+
+
 def _generation(
-    request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
+    request_id: str,
+    ids: Sequence[int],
+    sampling: Mapping[str, Any],
+    adapter: Adapter | None,
+    *,
+    behaviour_logprobs: bool,
 ) -> dict[str, Any]:
-    body = {
+    body = _with_adapter(adapter) | {
         "rid": request_id,
         "input_ids": list(ids),
         "sampling_params": dict(sampling),
@@ -271,7 +360,7 @@ def _check_finish(url: str, finish: Mapping[str, Any]) -> None:
     raise refusal(f"{url}/generate answered {int(status)}: {str(finish.get('message'))[:600]}")
 
 
-def _part(meta: Mapping[str, Any], received: int, *, behaviour_logprobs: bool) -> ServerReply:
+def _part(meta: Mapping[str, Any], received: int, adapter: Adapter | None, *, behaviour_logprobs: bool) -> ServerReply:
     """The tokens behind the first ``received``, of which a part holds some or none."""
     entries = meta.get("output_token_logprobs") or []
     total = meta.get("output_token_logprobs_length", len(entries))
@@ -283,15 +372,14 @@ def _part(meta: Mapping[str, Any], received: int, *, behaviour_logprobs: bool) -
     return ServerReply(
         [entry[1] for entry in entries[new]],
         logprobs[new],
-        _versions(meta, total)[received:],
+        _versions(meta, total, adapter)[received:],
         finish["type"],
         str(finish.get("message", "")),
-        meta["prompt_tokens"],
-        meta.get("cached_tokens", 0),
+        *_read(meta),
     )
 
 
-def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> ServerReply:
+def _answer(meta: Mapping[str, Any], adapter: Adapter | None, *, behaviour_logprobs: bool) -> ServerReply:
     sampled = meta["output_token_logprobs"]
     token_ids, logprobs = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
     if behaviour_logprobs and sampled:
@@ -300,16 +388,23 @@ def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> ServerReply
     return ServerReply(
         token_ids,
         logprobs,
-        _versions(meta, len(sampled)),
+        _versions(meta, len(sampled), adapter),
         finish["type"],
         str(finish.get("message", "")),
-        meta["prompt_tokens"],
-        meta.get("cached_tokens", 0),
+        *_read(meta),
     )
 
 
-def _versions(meta: Mapping[str, Any], tokens: int) -> list[str]:
-    """By the spans of the answer; a server that tells none has one version for all of it."""
+def _read(meta: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt, and those of them that it had read before; it tells none of what it never began."""
+    return meta.get("prompt_tokens", 0), meta.get("cached_tokens", 0)
+
+
+def _versions(meta: Mapping[str, Any], tokens: int, adapter: Adapter | None) -> list[str]:
+    """That of the adapter, which is loaded once and never changed.  Without one, by the spans of the answer; a server
+    that tells none has one version for all of it."""
+    if adapter is not None:
+        return [str(adapter.version)] * tokens
     spans = meta.get("weight_versions")
     if not spans:
         return [str(meta["weight_version"])] * tokens

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from engine.durable import read_back
+from engine.inference.sglang.adapters import AdapterFolderExchange, AdapterTensorExchange
 from engine.inference.sglang.broadcast import BroadcastExchange
 from engine.inference.sglang.client import SglangClient
 from engine.inference.sglang.generator import SglangGenerator
 from engine.inference.sglang.identity import Expected
-from engine.inference.sglang.process import ServerProcess, launch_command, launch_environment
+from engine.inference.sglang.process import ServedAdapter, ServerProcess, launch_command, launch_environment
 from engine.inference.sglang.servers import Fleet, Server, Timings
 from engine.inference.sglang.weights import Exchange, FolderExchange, TensorExchange
+from engine.models.folder import opened_folder
+from engine.models.memory import adapted_modules
 from engine.models.origin import ModelOrigin, model_origin
 from engine.spec.model import Model, PretrainedModel
 from engine.spec.run import Resources
@@ -36,12 +39,13 @@ def sglang_generator(model: Model, resources: Resources, *, seed: int) -> Sglang
     assert folder is not None
     config = config_of(folder)
     scratch = Path(tempfile.mkdtemp(prefix="palestra-sglang-"))
-    exchange = _exchange(settings, scratch, pretrained)
-    expected = Expected(config, int(config["vocab_size"]), origin.context_tokens, settings.logprobs_at)
+    adapter = served_adapter(folder, pretrained) if resources.sends_adapter_of(model) else None
+    exchange = _exchange(settings, scratch, pretrained, is_adapter=adapter is not None)
+    expected = Expected(config, int(config["vocab_size"]), origin.context_tokens, settings.logprobs_at, adapter)
     timings = Timings(settings.start_timeout_s, settings.health_every_s, settings.health_misses, settings.restarts)
 
     def fleet() -> Fleet:
-        servers = _given(settings) if settings.urls else _own(origin, folder, resources, scratch)
+        servers = _given(settings) if settings.urls else _own(origin, folder, resources, scratch, adapter)
         return Fleet(servers, exchange, expected, timings)
 
     return SglangGenerator(
@@ -66,15 +70,25 @@ def interpreter() -> str:
     return os.environ.get(PYTHON) or sys.executable
 
 
-def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel) -> Exchange:
+def served_adapter(folder: Path, model: PretrainedModel) -> ServedAdapter:
+    """What servers of the model in ``folder`` are told of the run's adapters before the first comes."""
+    assert model.lora is not None
+    modules = adapted_modules(opened_folder(folder), model.lora)
+    return ServedAdapter(model.lora.rank, tuple(sorted({name.rpartition(".")[2] for name in modules})))
+
+
+def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel, *, is_adapter: bool) -> Exchange:
     dtype: torch.dtype = getattr(torch, model.dtype)
+    if is_adapter and settings.weights == "tensor":
+        return AdapterTensorExchange(dtype, ranks=settings.tensor_parallel)
     if settings.weights == "tensor":
         return TensorExchange(dtype, ranks=settings.tensor_parallel)
     if settings.weights == "broadcast":
         return BroadcastExchange(dtype, ranks=settings.tensor_parallel)
+    by_folder = AdapterFolderExchange if is_adapter else FolderExchange
     if settings.exchange_folder is None:
-        return FolderExchange(scratch / "weights", dtype)
-    return FolderExchange(Path(settings.exchange_folder) / scratch.name, dtype)
+        return by_folder(scratch / "weights", dtype)
+    return by_folder(Path(settings.exchange_folder) / scratch.name, dtype)
 
 
 def _given(settings: Sglang) -> list[Server]:
@@ -82,12 +96,22 @@ def _given(settings: Sglang) -> list[Server]:
     return [Server(number, None, SglangClient(url, api_key=keys.get(url))) for number, url in enumerate(settings.urls)]
 
 
-def _own(origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path) -> list[Server]:
-    processes = [_process(number, origin, folder, resources, scratch) for number in range(resources.sglang.servers)]
+def _own(
+    origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path, adapter: ServedAdapter | None
+) -> list[Server]:
+    servers = range(resources.sglang.servers)
+    processes = [_process(number, origin, folder, resources, scratch, adapter) for number in servers]
     return [Server(number, process, SglangClient(process.url)) for number, process in enumerate(processes)]
 
 
-def _process(number: int, origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path) -> ServerProcess:
+def _process(
+    number: int,
+    origin: ModelOrigin,
+    folder: Path,
+    resources: Resources,
+    scratch: Path,
+    adapter: ServedAdapter | None,
+) -> ServerProcess:
     settings, model = resources.sglang, origin.model
     assert isinstance(model, PretrainedModel)
     if resources.device == "cpu":
@@ -100,7 +124,14 @@ def _process(number: int, origin: ModelOrigin, folder: Path, resources: Resource
     environment = launch_environment(settings, number, threads=resources.threads, device=resources.device)
     return ServerProcess(
         lambda port, api_key: launch_command(
-            interpreter(), folder, settings, device=resources.device, dtype=model.dtype, port=port, api_key=api_key
+            interpreter(),
+            folder,
+            settings,
+            device=resources.device,
+            dtype=model.dtype,
+            port=port,
+            api_key=api_key,
+            adapter=adapter,
         ),
         environment,
         scratch / f"server-{number}.log",

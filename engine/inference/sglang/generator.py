@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.inference.interface import GenerationAborted, Level
+from engine.inference.routing import Prompt, Router
 from engine.inference.sglang.client import ServerGone, ServerRefused, ServerReply
-from engine.inference.sglang.routing import Prompt, Router
 from engine.inference.sglang.servers import Fleet, Server, reading_of
 from engine.inference.sglang.weights import Exchange
 from engine.models.weights import WeightSource
@@ -91,6 +91,7 @@ class SglangGenerator:
         self._sessions: dict[str, Session] = {}
         self._running = asyncio.Event()
         self._running.set()
+        self._suspensions = 0
         self._asides: set[asyncio.Task[None]] = set()
         self._version = 0
         self._asked_again = 0
@@ -154,10 +155,11 @@ class SglangGenerator:
     # ---- for the loop ----
 
     async def suspend(self) -> None:
-        """When this returns every server has stopped sampling.  What they had is read again after ``resume``."""
+        """When this returns every server has stopped sampling.  After ``resume`` they read again what they had."""
         self._running.clear()
         await self._started().all_started()
-        await self._of_each(lambda server: server.client.pause())
+        self._suspensions += 1
+        await self._of_each(lambda server: self._exchange.hold(server.client))
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
         """Sample from these weights from the next token on; what servers have read is read again, with them.
@@ -173,7 +175,7 @@ class SglangGenerator:
         self._version = version
 
     async def resume(self) -> None:
-        await self._of_each(lambda server: server.client.proceed())
+        await self._of_each(lambda server: self._exchange.go_on(server.client))
         self._running.set()
 
     async def abort_all(self) -> None:
@@ -240,7 +242,8 @@ class SglangGenerator:
     async def _forced(self, session: Session, request: GenerateRequest, begun: list[int]) -> Generated:
         ids = [*begun, *request.forced_ids]
         sampled = Sampled()
-        await self._asked(session, sampled, lambda server, name: server.client.score(name, ids, len(begun)))
+        while not sampled.token_ids:  # none where it was aborted for new weights
+            await self._asked(session, sampled, lambda server, name: server.client.score(name, ids, len(begun)))
         return sampled.generated("stop")
 
     async def _sampled(
@@ -269,7 +272,7 @@ class SglangGenerator:
             if not self._running.is_set():
                 continue
             number = self._router.place(session.name, session.prompt, {server.number: server.in_hand for server in up})
-            server = next(server for server in up if server.number == number)
+            server, suspensions = next(server for server in up if server.number == number), self._suspensions
             try:
                 answer = await self._answer_of(server, ask)
             except ServerGone as error:
@@ -277,6 +280,8 @@ class SglangGenerator:
                 self._started().lost(server, error)
                 continue
             sampled.add(answer, server.version)
+            if suspensions != self._suspensions:
+                sampled.barren = 0  # it was ended for new weights, not by the server
             if answer.finish == "abort" and sampled.barren >= ABORTED_AGAIN:
                 raise ServerRefused(f"{server.name} aborts session {session.name!r}: {answer.message or 'no reason'}")
             return answer

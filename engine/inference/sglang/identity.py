@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.inference.sglang.client import SglangClient
+from engine.inference.sglang.process import ServedAdapter, launch_words, lora_flags
 
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
 HOT = 4.0
@@ -31,6 +32,8 @@ class Expected:
     vocab_size: int
     context_tokens: int
     logprobs_at: str
+    adapter: ServedAdapter | None = None
+    """Which adapters it has to take; None: it is given whole weights."""
 
     async def check(self, client: SglangClient) -> None:
         """Raises WrongServer with the field, the value and the remedy; ServerGone, ServerRefused."""
@@ -46,8 +49,27 @@ class Expected:
                 f"the run's context has {self.context_tokens}",
                 "lower model.context_tokens, or start it with a longer --context-length",
             )
+        if self.adapter is not None:
+            self._check_adapter(client.url, self.adapter, server, info)
         await self._check_vocabulary(client)
         await self._check_logprobs(client)
+
+    def _check_adapter(
+        self, url: str, adapter: ServedAdapter, server: Mapping[str, Any], info: Mapping[str, Any]
+    ) -> None:
+        """It takes such adapters, and has the very weights that they are made for."""
+        taken, rank = set(server.get("lora_target_modules") or ()), server.get("max_lora_rank") or 0
+        lacks = sorted(set(adapter.modules) - taken) if "all" not in taken else []
+        if not server.get("enable_lora") or rank < adapter.rank or lacks:
+            takes = f"adapters of rank {rank} on {', '.join(sorted(taken))}" if server.get("enable_lora") else "none"
+            flags = " ".join(launch_words(lora_flags(adapter, device="")))
+            needs = f"rank {adapter.rank} on {', '.join(adapter.modules)}"
+            raise _wrong(
+                url, f"takes {takes}", f"the run sends adapters of {needs}", f"start it with {flags}{OR_MERGED}"
+            )
+        if info.get("weight_version") not in UNCHANGED:
+            found = f"has weights of version {info.get('weight_version')}, not those that it was started with"
+            raise _wrong(url, found, "the run's adapters are made for these", f"start it again{OR_MERGED}")
 
     def _check_architecture(self, url: str, info: Mapping[str, Any]) -> None:
         served, wanted = info.get("architectures"), self.config.get("architectures")
@@ -94,6 +116,9 @@ class Expected:
 
 CONTEXT_MARGIN = 8
 """SGLang keeps a few tokens of a context for itself; a turn that meets them ends by its context."""
+UNCHANGED = ("0", "default")
+"""The version of a server's weights before any were exchanged: by our command for one, and by itself."""
+OR_MERGED = ', or set resources.sglang.lora = "merged"'
 SERVE_IT = "serve the run's model there, or name other servers"
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.sglang import Sglang
+from engine.spec.sglang import JudgeServers, Sglang, SglangServers
 
 KEEPER = Path(__file__).with_name("keeper.py")
+WITHOUT_PINNED_MEMORY = Path(__file__).with_name("unpinned_server.py")
 LOG_TAIL_BYTES = 1500
 STOP_S = 10.0
 LOOPBACK = "lo"
@@ -22,10 +23,21 @@ CPU_FLAGS = {
     "attention-backend": "torch_native",
     "sampling-backend": "pytorch",
     "disable-cuda-graph": "",
+    "sleep-on-idle": "",
 }
-"""Where there are no CUDA kernels."""
+"""Where there are no CUDA kernels; and where a server that waits would take a core from those that work."""
+ADAPTER_SLOTS = 2
+"""A batch has the policy's newest adapter, or none."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "NCCL_", "CUDA_", "SGLANG_")
 """What of the environment a server gets, by name or by how it begins; secrets of the engine are not among it."""
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """What adapters a server has to take: their rank, and the last names of the modules that have one."""
+
+    rank: int
+    modules: tuple[str, ...]
 
 
 class ServerFailed(Exception):
@@ -90,10 +102,45 @@ class ServerProcess:
 
 
 def launch_command(
-    python: str, folder: Path, settings: Sglang, *, device: str, dtype: str, port: int, api_key: str
+    python: str,
+    folder: Path,
+    settings: Sglang,
+    *,
+    device: str,
+    dtype: str,
+    port: int,
+    api_key: str,
+    adapter: ServedAdapter | None = None,
 ) -> list[str]:
     """What starts one server of the model in ``folder``, whose weights are policy version 0."""
-    flags: dict[str, Any] = {
+    flags = _common_flags(folder, settings, device=device, dtype=dtype, port=port, api_key=api_key)
+    flags |= {"weight-version": 0, "skip-tokenizer-init": "", "incremental-streaming-output": ""}
+    if adapter is not None:
+        flags |= lora_flags(adapter, device=device)
+    flags |= settings.launch_flags
+    started_by_path = adapter is not None and device == "cpu"
+    return [
+        python,
+        *([str(WITHOUT_PINNED_MEMORY)] if started_by_path else ["-m", "sglang.launch_server"]),
+        *launch_words(flags),
+    ]
+
+
+def judge_command(
+    python: str, folder: Path, settings: JudgeServers, *, device: str, port: int, api_key: str
+) -> list[str]:
+    """What starts one server of the judge in ``folder``, which is asked in messages."""
+    flags = _common_flags(folder, settings, device=device, dtype=settings.dtype, port=port, api_key=api_key)
+    flags["enable-cache-report"] = ""
+    if settings.context_tokens is not None:
+        flags["context-length"] = settings.context_tokens
+    return [python, "-m", "sglang.launch_server", *launch_words(flags | settings.launch_flags)]
+
+
+def _common_flags(
+    folder: Path, settings: SglangServers, *, device: str, dtype: str, port: int, api_key: str
+) -> dict[str, Any]:
+    return {
         "model-path": folder,
         "host": "127.0.0.1",
         "port": port,
@@ -101,52 +148,69 @@ def launch_command(
         "dtype": dtype,
         "tp-size": settings.tensor_parallel,
         "mem-fraction-static": settings.memory_fraction,
-        "weight-version": 0,
         "log-level": "warning",
         "grammar-backend": "none",
-        "skip-tokenizer-init": "",
         "skip-server-warmup": "",
-        "incremental-streaming-output": "",
+    } | (CPU_FLAGS if device == "cpu" else {})
+
+
+def launch_words(flags: Mapping[str, Any]) -> list[str]:
+    """Flags by their names and values, of which some have several; a switch has the value ""."""
+    values = {flag: value if isinstance(value, tuple) else (value,) for flag, value in flags.items()}
+    return [word for flag, given in values.items() for word in (f"--{flag}", *(str(value) for value in given)) if word]
+
+
+def lora_flags(adapter: ServedAdapter, *, device: str) -> dict[str, Any]:
+    """By which a server takes adapters of that kind.  On the CPU torch computes them; else SGLang's own choice does."""
+    flags: dict[str, Any] = {
+        "enable-lora": "",
+        "max-lora-rank": adapter.rank,
+        "max-loras-per-batch": ADAPTER_SLOTS,
+        "lora-target-modules": adapter.modules,
     }
-    if device == "cpu":
-        flags |= CPU_FLAGS
-    flags |= settings.launch_flags
-    words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value)) if word]
-    return [python, "-m", "sglang.launch_server", *words]
+    return flags | ({"lora-backend": "torch_native"} if device == "cpu" else {})
 
 
 def launch_environment(settings: Sglang, number: int, *, threads: int, device: str) -> dict[str, str]:
     """The server's own GPUs, of those that this process sees, and where log-probs are taken."""
+    environment = common_environment(settings, number, threads=threads, device=device)
+    environment["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "1" if settings.logprobs_at == "one" else "0"
+    if settings.weights == "broadcast":
+        environment["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    return environment
+
+
+def common_environment(
+    settings: SglangServers, number: int, *, threads: int, device: str, first_gpu: int = 0
+) -> dict[str, str]:
+    """The server's own GPUs, of those that this process sees behind the first ``first_gpu``."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if any(name == passed or (passed.endswith("_") and name.startswith(passed)) for passed in PASSED_ON)
     }
-    environment |= {
-        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1" if settings.logprobs_at == "one" else "0",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    if settings.weights == "broadcast":
-        environment["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     if device == "cpu":
         return environment | {"OMP_NUM_THREADS": str(threads)}
-    return environment | {"CUDA_VISIBLE_DEVICES": devices_of(number, settings, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return environment | {"CUDA_VISIBLE_DEVICES": devices_of(number, settings, visible, first_gpu=first_gpu)}
 
 
-def devices_of(number: int, settings: Sglang, visible: str | None) -> str:
+def devices_of(number: int, settings: SglangServers, visible: str | None, *, first_gpu: int = 0) -> str:
     """The GPUs of server ``number``: as many as it splits the model over, none shared with another server.
 
     Raises ServerFailed where this process sees too few.
     """
-    needed = settings.servers * settings.tensor_parallel
+    needed = first_gpu + settings.servers * settings.tensor_parallel
     devices = [str(device) for device in range(needed)] if visible is None else visible.split(",")
     if len(devices) < needed:
+        field = "resources.judge" if isinstance(settings, JudgeServers) else "resources.sglang"
+        others = f" behind {first_gpu} of others" if first_gpu else ""
         raise ServerFailed(
-            f"resources.sglang.servers = {settings.servers}: each takes {settings.tensor_parallel} GPUs "
-            f"(tensor_parallel), and this process sees {len(devices)}; use fewer, or give it more"
+            f"{field}.servers = {settings.servers}: each takes {settings.tensor_parallel} GPUs "
+            f"(tensor_parallel){others}, and this process sees {len(devices)}; use fewer, or give it more"
         )
-    first = number * settings.tensor_parallel
+    first = first_gpu + number * settings.tensor_parallel
     return ",".join(devices[first : first + settings.tensor_parallel])
 
 

@@ -14,13 +14,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.inference.interface import Level
 from engine.inference.sglang.client import ServerGone, ServerRefused, SglangClient
-from engine.inference.sglang.identity import Expected
 from engine.inference.sglang.process import ServerFailed, ServerProcess
 from engine.inference.sglang.weights import Exchange
-from engine.spec.usage import Health, ServerReading
+from engine.spec.usage import Health, ServerReading, ServerRole
 
 LOG = logging.getLogger(__name__)
 LONGEST_BACKOFF_S = 60.0
@@ -51,6 +51,7 @@ class Server:
     is_up: bool = False
     was_up: bool = False
     is_given_up: bool = False
+    role: ServerRole = "policy"
     reason: Exception | None = None
     """Why it is not up any more."""
     version: int = 0
@@ -87,7 +88,8 @@ class Server:
 
     @property
     def name(self) -> str:
-        return f"SGLang server {self.number} ({self.client.url})"
+        whose = "SGLang server" if self.role == "policy" else f"SGLang server of the {self.role}"
+        return f"{whose} {self.number} ({self.client.url})"
 
 
 async def reading_of(server: Server) -> ServerReading:
@@ -113,15 +115,33 @@ async def reading_of(server: Server) -> ServerReading:
         version=server.version,
         began_at=server.began_at,
         pid=None if server.process is None else server.process.pid,
+        role=server.role,
     )
 
 
-class Fleet:
-    """All servers of a generator.  Made and used on one event loop."""
+class Expectation(Protocol):
+    async def check(self, client: SglangClient) -> None:
+        """Raises where a server is not what it is meant to be; ServerGone, ServerRefused."""
+        ...
 
-    def __init__(self, servers: Sequence[Server], exchange: Exchange, expected: Expected, timings: Timings) -> None:
+
+class Fleet:
+    """All servers of one model.  Made and used on one event loop.
+
+    ``exchange`` is None where they never get weights; ``field`` is where the spec speaks of them.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        exchange: Exchange | None,
+        expected: Expectation,
+        timings: Timings,
+        *,
+        field: str = "resources.sglang",
+    ) -> None:
         self.servers = list(servers)
-        self._exchange, self._expected, self._timings = exchange, expected, timings
+        self._exchange, self._expected, self._timings, self._field = exchange, expected, timings, field
         self._changed = asyncio.Condition()
         self.weights = asyncio.Lock()
         """Held while weights are exchanged, so that a server which comes up has them or is not counted yet."""
@@ -156,21 +176,29 @@ class Fleet:
         async with self.weights:
             await asyncio.gather(*(self._bring_weights(server) for server in self.servers if server.is_up))
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no server left, once there is none."""
+        return self._failure
+
     def reports(self) -> list[tuple[Level, str]]:
         """What happened to the servers since the last call, for the run's log."""
         reports, self._reports = self._reports, []
         return reports
 
     def close(self) -> None:
-        """End what was started.  Twice is fine."""
+        """End what was started; a server of somebody else's is left without our adapter.  Twice is fine."""
         for task in self._tending.values():
             task.cancel()
         for server in self.servers:
             server.is_up = False
             if server.process is not None:
                 server.process.stop()
+            else:
+                server.client.leave()
 
     async def _bring_weights(self, server: Server) -> None:
+        assert self._exchange is not None
         try:
             await self._exchange.give(server.client)
         except ServerGone as error:
@@ -205,8 +233,8 @@ class Fleet:
         self._report("warning", f"{server.name} is given up after {server.restarts} restarts")
         if all(other.is_given_up for other in self.servers):
             self._failure = ServersLost(
-                f"all SGLang servers are lost, the last one for this: {reason}; raise resources.sglang.restarts, or "
-                "lower resources.sglang.memory_fraction if they ran out of memory"
+                f"all SGLang servers are lost, the last one for this: {reason}; raise {self._field}.restarts, or "
+                f"lower {self._field}.memory_fraction if they ran out of memory"
             )
             self._failure.__cause__ = reason
 
@@ -216,6 +244,7 @@ class Fleet:
             server.process.start()
             await server.client.close()
             server.client = SglangClient(server.process.url, api_key=server.process.api_key)
+        server.client.adapter = None  # one that its owner has started again has none
         await self._ready(server)
         await self._checked(server)
         async with self.weights:
@@ -228,9 +257,12 @@ class Fleet:
 
     async def _bring_newest(self, server: Server) -> None:
         """It may hold the batch of the checks still, though they are answered."""
-        if self._exchange.version is not None:
-            async with server.client.paused():
+        if self._exchange is not None and self._exchange.version is not None:
+            await self._exchange.hold(server.client)
+            try:
                 await self._exchange.give(server.client)
+            finally:  # also where it refuses them: one of somebody else's would wait for ever
+                await self._exchange.go_on(server.client)
             server.version = self._exchange.version
 
     async def _ready(self, server: Server) -> None:
@@ -243,7 +275,7 @@ class Fleet:
                 return
             except ServerGone as error:
                 if asyncio.get_running_loop().time() > deadline:
-                    took = f"{self._timings.start_timeout_s:.0f} s (resources.sglang.start_timeout_s)"
+                    took = f"{self._timings.start_timeout_s:.0f} s ({self._field}.start_timeout_s)"
                     raise ServerFailed(f"{server.name} does not answer after {took}: {error}") from error
             await asyncio.sleep(READY_LOOK_S)
 
@@ -253,7 +285,7 @@ class Fleet:
             async with asyncio.timeout(self._timings.start_timeout_s):
                 await self._expected.check(server.client)
         except TimeoutError as error:
-            took = f"{self._timings.start_timeout_s:.0f} s (resources.sglang.start_timeout_s)"
+            took = f"{self._timings.start_timeout_s:.0f} s ({self._field}.start_timeout_s)"
             raise ServerFailed(f"{server.name} does not sample its first tokens within {took}") from error
 
     async def _watch(self, server: Server) -> Exception:

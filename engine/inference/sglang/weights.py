@@ -40,14 +40,32 @@ class Exchange(Protocol):
         """From now on these are the newest; what the source raises is raised here, and the older ones stay."""
         ...
 
+    async def hold(self, client: SglangClient) -> None:
+        """When this returns the server samples nothing of ours, and can be given weights."""
+        ...
+
     async def give(self, client: SglangClient) -> None:
-        """Bring the newest to one server.  Raises ServerGone and ServerRefused."""
+        """Bring the newest to one server that is held.  Raises ServerGone and ServerRefused, as all of these do."""
+        ...
+
+    async def go_on(self, client: SglangClient) -> None:
+        """Undo ``hold``."""
         ...
 
     def close(self) -> None: ...
 
 
-class FolderExchange:
+class WholeWeights:
+    """What exchanges of whole weights have in common: a server that is paused keeps its requests, and has no batch."""
+
+    async def hold(self, client: SglangClient) -> None:
+        await client.pause()
+
+    async def go_on(self, client: SglangClient) -> None:
+        await client.proceed()
+
+
+class FolderExchange(WholeWeights):
     """Weights in ``folder``/v<version>, in ``dtype``.  ``folder`` is the generator's own: it is made, and removed."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
@@ -79,13 +97,16 @@ class FolderExchange:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            for number, shard in enumerate(parts_of(tensors.items(), SHARD_BYTES, self._dtype)):
-                save_file(shard, partial / f"model-{number:05d}.safetensors")
+            self._save(tensors, partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
         return partial.rename(folder)
+
+    def _save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
+        for number, shard in enumerate(parts_of(tensors.items(), SHARD_BYTES, self._dtype)):
+            save_file(shard, folder / f"model-{number:05d}.safetensors")
 
     def _check_room(self, needed: int) -> None:
         free = shutil.disk_usage(self._root).free
@@ -97,7 +118,7 @@ class FolderExchange:
             )
 
 
-class TensorExchange:
+class TensorExchange(WholeWeights):
     """Weights within requests, for each of a server's ``ranks`` alike.  The newest stay in memory."""
 
     def __init__(self, dtype: torch.dtype, *, ranks: int) -> None:
@@ -120,13 +141,13 @@ class TensorExchange:
         self._tensors = {}
 
 
-def serialized_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Pairs of name and tensor with all their bytes, as the servers' unpickler takes them, in base64.
+def serialized_tensors(tensors: Mapping[str, Tensor], *, as_mapping: bool = False) -> str:
+    """Pairs of name and tensor with all their bytes, as the servers' unpickler takes them, in base64; or a mapping.
 
     Torch's way between processes would name memory that both see; this needs no common machine.
     """
     whole = [(name, tensor.detach().clone()) for name, tensor in tensors.items()]  # a view brings its whole storage
-    return base64.b64encode(pickle.dumps(whole)).decode()
+    return base64.b64encode(pickle.dumps(dict(whole) if as_mapping else whole)).decode()
 
 
 def parts_of(tensors: Iterable[tuple[str, Tensor]], most_bytes: int, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.durable import read_back
+from engine.inference.torch.decoder_messages import Begin
+from engine.inference.torch.decoder_process import DecoderProcess
+from engine.inference.torch.divided import DividedGenerator
 from engine.inference.torch.generator import TorchGenerator
 from engine.inference.torch.memory import Dtype, Layout, slots_within
 from engine.models.adapted_weights import AdaptedWeights
@@ -22,8 +25,26 @@ from engine.spec.model import BuiltinModel, Model
 from engine.spec.run import Resources
 
 
-def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator:
+def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator | DividedGenerator:
     """The generator of a run, with the weights that its model begins with until it is given others."""
+    if resources.decoders == 1:
+        return undivided_generator(model, resources, seed=seed)
+    begin = Begin(model, share_of(resources), seed)
+    return DividedGenerator(
+        lambda number, ended: DecoderProcess(number, begin, ended),
+        decoders=resources.decoders,
+        slots=begin.resources.kv_slots,
+    )
+
+
+def share_of(resources: Resources) -> Resources:
+    """One decoder's share: equal ones, since passes of another shape may come to other bits."""
+    slots, threads = -(-resources.kv_slots // resources.decoders), max(1, resources.threads // resources.decoders)
+    return resources.model_copy(update={"decoders": 1, "kv_slots": slots, "threads": threads})
+
+
+def undivided_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator:
+    """All of it in this process."""
     origin = model_origin(model)
     if not isinstance(origin.model, BuiltinModel):
         assert origin.weights is not None  # a pretrained model has a folder

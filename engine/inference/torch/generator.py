@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +33,9 @@ from engine.inference.torch.sampling import Draws, sample
 from engine.inference.torch.session import Reply, Session, StoppedBy, Turn, give_all
 from engine.models.architecture import Architecture
 from engine.models.weights import WeightSource
-from engine.spec.generation import Generated, GenerateRequest, OnToken
+from engine.spec.generation import Generated, GenerateRequest, OnToken, UnknownSession
+
+T = TypeVar("T")
 
 SHARED_FROM = 2_000_000
 """Parameters from which a pass is worth sharing between threads; below, waiting costs more than it saves."""
@@ -51,6 +54,11 @@ class NonFiniteLogits(RuntimeError):
             f"the logits under policy version {version} are not finite: the weights have diverged, or their dtype is"
             " too narrow (float16 overflows where bfloat16 does not)"
         )
+        self._version = version
+
+    def __reduce__(self) -> tuple[type["NonFiniteLogits"], tuple[int]]:
+        """From a process to another it travels as what it was made of."""
+        return type(self), (self._version,)
 
 
 class TorchGenerator:
@@ -84,7 +92,7 @@ class TorchGenerator:
         self._layout = self._decoder.layout
         self._prompts = Prompts(self._decoder)
         self._version = 0
-        self._suspended = False
+        self._suspended = self._vacant = False
         self._sessions: dict[str, Session] = {}
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
         self._free_slots = list(reversed(range(slots)))
@@ -147,6 +155,18 @@ class TorchGenerator:
         """Pending turns go on with the draws that they would have used."""
         await self._done(lambda: self._suspend(False))
 
+    async def vacate(self) -> int:
+        """When this returns, all sessions are over, and pending turns are on their way with what they had sampled."""
+        return await self._done(self._vacate)
+
+    async def occupy(self) -> None:
+        """Turns are taken again."""
+        await self._done(self._occupy)
+
+    async def move_waiting(self) -> int:
+        """Those without a slot go elsewhere."""
+        return await self._done(self._move_waiting)
+
     async def load_weights(self, source: WeightSource, version: int) -> None:
         """Sample from these weights from the next token on.  Sessions keep their cache, made by older weights.
 
@@ -204,19 +224,20 @@ class TorchGenerator:
             if not all(0 <= i < self._vocab_size for i in ids):
                 raise ValueError(f"{name} hold a token outside the vocabulary of {self._vocab_size}")
 
-    async def _done(self, command: Callable[[], None]) -> None:
+    async def _done(self, command: Callable[[], T]) -> T:
         reply = Reply.of_running_loop()
 
         def run() -> None:
             try:
-                command()
+                value = command()
             except Exception as error:  # travels to the caller, who would wait for ever
                 reply.fail(error)
             else:
-                reply.give(None)
+                reply.give(value)
 
         self._post(run, reply)
-        await reply.future
+        value: T = await reply.future
+        return value
 
     def _post(self, command: Callable[[], None], reply: Reply | None = None) -> None:
         with self._wake:
@@ -260,6 +281,24 @@ class TorchGenerator:
     def _suspend(self, suspended: bool) -> None:
         self._suspended = suspended
 
+    def _vacate(self) -> int:
+        self._vacant = True
+        moved = self._move_waiting()
+        pending = [turn for session in self._sessions.values() if (turn := session.turn) is not None]
+        for turn in pending:
+            turn.move(is_vacant=True)
+        self._drop_everything()
+        return moved + len(pending)
+
+    def _occupy(self) -> None:
+        self._vacant = False
+
+    def _move_waiting(self) -> int:
+        moved, self._waiting = self._waiting, OrderedDict()
+        for turn in moved.values():
+            turn.move(is_vacant=self._vacant)
+        return len(moved)
+
     def _fail(self, error: BaseException) -> None:
         with self._wake:
             self._failure = error
@@ -272,6 +311,10 @@ class TorchGenerator:
             turn.reply.fail(ValueError(f"session {name!r} already has a turn pending"))
         elif session is not None:
             self._start(session, turn)
+        elif turn.request.continues:
+            turn.reply.fail(UnknownSession(f"session {name!r} is unknown: its turn goes on from nothing"))
+        elif self._vacant:
+            turn.move(is_vacant=True)
         elif self._free_slots:
             self._seat(turn)
         else:
@@ -293,8 +336,10 @@ class TorchGenerator:
 
     def _rewind(self, name: str, tokens: int, reply: Reply) -> None:
         session = self._sessions.get(name)
-        if session is None or session.turn is not None:
-            reply.fail(ValueError(f"session {name!r} is unknown or has a turn pending: it cannot be rewound"))
+        if session is None:
+            reply.fail(UnknownSession(f"session {name!r} is unknown: it cannot be rewound"))
+        elif session.turn is not None:
+            reply.fail(ValueError(f"session {name!r} has a turn pending: it cannot be rewound"))
         elif not 0 <= tokens <= len(session.ids):
             reply.fail(ValueError(f"session {name!r} has {len(session.ids)} tokens: {tokens} of them cannot be kept"))
         else:

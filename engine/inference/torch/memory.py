@@ -29,6 +29,8 @@ LOGITS_BYTES = 256 * 2**20
 BYTES_PER_LOGIT = 64
 """The bytes of one logit while it is sampled from: itself, scaled, its probability, float64 sums, and the order of
 truncation."""
+PROCESS_BYTES = 256 * 2**20
+"""What a decoder's own process takes before it holds anything: the interpreter and torch."""
 SHORTEST_CONTEXT = 16
 """Below which no context is offered as a remedy; `model.context_tokens` takes no smaller one."""
 _COLUMN_MULTIPLE = 8
@@ -130,30 +132,50 @@ def slots_within(architecture: Architecture, *, context_tokens: int, dtype: Dtyp
     return budget_bytes // Layout(architecture, context_tokens, 1, dtype).row_bytes
 
 
+def divided_bytes(
+    architecture: Architecture, *, context_tokens: int, slots: int, dtype: Dtype = "float32", decoders: int = 1
+) -> int:
+    """Return what a generator takes whose slots are divided among so many processes; 1: what it takes in its own."""
+    each = memory_of(architecture, context_tokens=context_tokens, slots=-(-slots // decoders), dtype=dtype).total
+    return each if decoders == 1 else decoders * (each + PROCESS_BYTES)
+
+
 def lacking_memory(
-    architecture: Architecture, *, context_tokens: int, slots: int, dtype: Dtype, free_bytes: int
+    architecture: Architecture,
+    *,
+    context_tokens: int,
+    slots: int,
+    dtype: Dtype,
+    free_bytes: int,
+    decoders: int = 1,
+    generators: int = 1,
 ) -> Problem | None:
-    """Return what preflight says where a generator does not fit into ``free_bytes``; None where it does.
+    """Return what preflight says where ``generators`` do not fit into ``free_bytes``; None where they do.
 
     The remedy names the most slots that fit, and a context that fits with as many slots as asked for.
     """
-    memory = memory_of(architecture, context_tokens=context_tokens, slots=slots, dtype=dtype)
-    if memory.total <= free_bytes:
-        return None
 
     def fits(some_slots: int, tokens: int) -> bool:
-        taken = memory_of(architecture, context_tokens=tokens, slots=some_slots, dtype=dtype)
-        return taken.total <= free_bytes
+        taken = divided_bytes(architecture, context_tokens=tokens, slots=some_slots, dtype=dtype, decoders=decoders)
+        return generators * taken <= free_bytes
+
+    if fits(slots, context_tokens):
+        return None
+    memory = memory_of(architecture, context_tokens=context_tokens, slots=-(-slots // decoders), dtype=dtype)
+    process = f" and {readable_bytes(PROCESS_BYTES)} of its process, {decoders} times" if decoders > 1 else ""
 
     step = -(-context_tokens // 64)
-    fewer = next((some for some in range(slots - 1, 0, -1) if fits(some, context_tokens)), 0)
+    fewer = next((some for some in range(slots - 1, decoders - 1, -1) if fits(some, context_tokens)), 0)
     shorter = next((tokens for tokens in range(context_tokens - step, 0, -step) if fits(slots, tokens)), 0)
-    remedies = [f"lower resources.kv_slots to {fewer}"] * bool(fewer)
+    remedies = ["lower resources.decoders"] * (decoders > 1)
+    remedies += [f"lower resources.kv_slots to {fewer}"] * bool(fewer)
     remedies += [f"lower model.context_tokens to {shorter}"] * (shorter >= SHORTEST_CONTEXT)
+    remedies += ["use fewer resources.generators"] * (generators > 1)
+    whose = "the generator takes" if generators == 1 else f"each of {generators} generators takes"
     return Problem(
         "resources.kv_slots",
         slots,
-        f"the generator takes {memory}; this machine has {readable_bytes(free_bytes)} free",
+        f"{whose} {memory}{process}; this machine has {readable_bytes(free_bytes)} free",
         " or ".join(remedies) or "use a smaller model, or more memory",
     )
 

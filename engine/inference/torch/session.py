@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.inference.torch.sampling import NOT_FORCED, turn_uniforms
-from engine.spec.generation import Generated, GenerateRequest, OnToken
+from engine.spec.generation import Generated, GenerateRequest, OnToken, TurnMoved
 
 StoppedBy = Literal["stop", "length", "context"]
 
@@ -73,8 +73,8 @@ class Turn:
 
     @classmethod
     def begun(cls, request: GenerateRequest, reply: Reply) -> "Turn":
-        draws = 0 if request.forced_ids else request.max_new_tokens
-        return cls(request, reply, turn_uniforms(request.seed, draws))
+        draws = 0 if request.forced_ids else request.drawn + request.max_new_tokens
+        return cls(request, reply, turn_uniforms(request.seed, draws)[request.drawn :])
 
     def next_draw(self) -> tuple[float, int]:
         """Uniform of the next token, and the token itself where it is forced."""
@@ -97,6 +97,11 @@ class Turn:
 
     def generated(self, stopped_by: StoppedBy) -> Generated:
         return Generated(tuple(self.token_ids), tuple(self.logprobs), tuple(self.policy_versions), stopped_by)
+
+    def move(self, *, is_vacant: bool) -> None:
+        """Send it on, with what it has."""
+        sampled = tuple(self.token_ids), tuple(self.logprobs), tuple(self.policy_versions)
+        self.reply.fail(TurnMoved(*sampled, is_vacant))
 
 
 @dataclass(slots=True)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from engine.models.pretrained_tokenizer import FIELD, REPLACEMENT, PretrainedTokenizer, pattern_of, refused
+from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
+from engine.models.refusal import FIELD, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
 from engine.rollout.renderers.tool_calls import (
@@ -37,9 +38,8 @@ from engine.rollout.renderers.tool_calls import (
 )
 from engine.rollout.renderers.turn_frame import USER, Document, assistant, call, tool_message, turn_frame
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
+from engine.spec.model import Reasoning, ToolCallFormat
 
-ToolCalls = Literal["auto", "hermes", "llama", "code-fence"]
-Reasoning = Literal["auto", "on", "off"]
 Messages = Sequence[Message | AssistantMessage]
 """A conversation as one list."""
 THINK, THOUGHT = "<think>", "</think>"
@@ -79,7 +79,7 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: PretrainedTokenizer, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto"
+        self, tokenizer: PretrainedTokenizer, *, tool_calls: ToolCallFormat = "auto", reasoning: Reasoning = "auto"
     ) -> None:
         source = tokenizer.chat_template()
         self.tokenizer, self._template = tokenizer, ChatTemplate(source, tokenizer)
@@ -142,9 +142,10 @@ class ChatRenderer:
         read = conversation.exchanges[-1].messages
         turn = conversation.exchanges[-1].parsed.message
         appended = self._turn_text(turn) + self._bridge_text(read)
-        before = messages[: -len(read) - 1]
-        known = self._written(self._documents(before), conversation.tools, generation=True)
-        if self._written(self._documents(messages), conversation.tools, generation=True) == known + appended:
+        before = self._documents(messages[: -len(read) - 1])
+        grown = before + self._documents(messages[-len(read) - 1 :])
+        known = self._written(before, conversation.tools, generation=True)
+        if self._written(grown, conversation.tools, generation=True) == known + appended:
             return None
         return self._written_again(messages, conversation)
 
@@ -345,27 +346,27 @@ class ChatRenderer:
         if end not in self._stop_ids:
             raise MalformedTurn("the turn does not end")
         frames = {THINK, THOUGHT, *(self._format.frames if self._format is not None else ())}
-        for token in body:
-            if not self.tokenizer.knows(token):
-                raise MalformedTurn(f"the tokenizer has no token {token}")
-            mark = self.tokenizer.mark_of(token)
-            if mark is not None and mark not in frames:
-                raise MalformedTurn(f"the mark {mark} stands inside the turn")
+        if unknown := self.tokenizer.unknown_in(body):
+            raise MalformedTurn(f"the tokenizer has no token {unknown[0]}")
+        if misplaced := [mark for mark in self.tokenizer.marks_in(body) if mark not in frames]:
+            raise MalformedTurn(f"the mark {misplaced[0]} stands inside the turn")
         return self.tokenizer.pieces(body)
 
     def _reading(self, token_ids: Sequence[int], pieces: Sequence[str]) -> Reading:
         text = "".join(pieces)
         seam = next(character for character in map(chr, _INSERTIONS) if character not in text)
+        if not self.tokenizer.marks_in(token_ids):
+            return Reading(self._with_seams(text, seam), seam)
         sewn = ""
         tokens = zip(token_ids, pieces, strict=True)
         for is_mark, run in groupby(tokens, key=lambda token: self.tokenizer.mark_of(token[0]) is not None):
             written = "".join(piece for _, piece in run)
-            sewn += (
-                written
-                if is_mark
-                else self.tokenizer.mark_pattern.sub(lambda found: _sewn(found.group(), seam), written)
-            )
+            sewn += written if is_mark else self._with_seams(written, seam)
         return Reading(sewn, seam)
+
+    def _with_seams(self, text: str, seam: str) -> str:
+        """Text that the policy spelled: no mark is in it."""
+        return self.tokenizer.mark_pattern.sub(lambda found: _sewn(found.group(), seam), text)
 
     def _thought(self, turn: Reading) -> _Thought:
         before, rest, opened = "", turn.sewn, self._frame.prefilled == "open-thought"
@@ -399,7 +400,7 @@ class ChatRenderer:
         meaning = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
         return self.text(self.tokenizer.encode(json.dumps(meaning, ensure_ascii=False, sort_keys=True)))
 
-    def _chosen_format(self, tool_calls: ToolCalls) -> CallFormat | None:
+    def _chosen_format(self, tool_calls: ToolCallFormat) -> CallFormat | None:
         """The format by name; of ``auto`` the one which reads what the template writes, if there is one."""
         if tool_calls == "code-fence":
             return FORMATS[tool_calls]
@@ -425,7 +426,7 @@ class ChatRenderer:
         return True
 
 
-def chat_renderer(folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto") -> ChatRenderer:
+def chat_renderer(folder: Path, *, tool_calls: ToolCallFormat = "auto", reasoning: Reasoning = "auto") -> ChatRenderer:
     """Raises ModelFolderRefused."""
     if not folder.is_dir():
         raise refused(FIELD, str(folder), "there is no such folder", "name the folder of a model")

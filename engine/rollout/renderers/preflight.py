@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.models.pretrained_tokenizer import FIELD, ModelFolderRefused
-from engine.rollout.renderers.chat import ChatRenderer, Reasoning, ToolCalls, chat_renderer
-from engine.rollout.renderers.contract import Conversation, Exchange, Parsed
-from engine.rollout.renderers.template import TemplateRefused
+from engine.models.refusal import FIELD, ModelFolderRefused
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
 from engine.spec.message import AssistantMessage, Message, ToolSchema
+from engine.spec.model import Reasoning, ToolCallFormat
 from engine.spec.problems import Problem
 
 MOST_SECONDS = 30
@@ -28,7 +27,7 @@ _TAKE_ANOTHER = "take the tokenizer and the template that the model came with"
 
 
 def chat_problem(
-    folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto", tools: bool = False
+    folder: Path, *, tool_calls: ToolCallFormat = "auto", reasoning: Reasoning = "auto", tools: bool = False
 ) -> Problem | None:
     """Return what keeps the folder from being talked to; None where nothing does.  ``tools``: there will be some."""
     choices = [str(folder), tool_calls, reasoning, str(tools)]
@@ -49,8 +48,11 @@ def chat_problem(
     return Problem(FIELD, str(folder), message, _TAKE_ANOTHER)
 
 
-def problem_here(folder: Path, tool_calls: ToolCalls, reasoning: Reasoning, *, tools: bool) -> Problem | None:
+def problem_here(folder: Path, tool_calls: ToolCallFormat, reasoning: Reasoning, *, tools: bool) -> Problem | None:
     """The same in this process, without limits."""
+    from engine.rollout.renderers.chat import chat_renderer
+    from engine.rollout.renderers.template import TemplateRefused
+
     try:
         _talk(chat_renderer(folder, tool_calls=tool_calls, reasoning=reasoning), _TOOLS if tools else ())
     except ModelFolderRefused as error:
@@ -60,7 +62,7 @@ def problem_here(folder: Path, tool_calls: ToolCalls, reasoning: Reasoning, *, t
     return None
 
 
-def _talk(renderer: ChatRenderer, tools: tuple[ToolSchema, ...]) -> None:
+def _talk(renderer: Renderer, tools: tuple[ToolSchema, ...]) -> None:
     opening = [Message("user", "What is 3 + 4?")]
     turn = AssistantMessage.calling("python", {"code": "print(3 + 4)"}) if tools else AssistantMessage("7")
     reply = [Message("tool", "7", "python")] if tools else [Message("user", "And 4 + 3?")]
@@ -77,7 +79,7 @@ def _limit_this_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def main(folder: str, tool_calls: ToolCalls, reasoning: Reasoning, tools: str) -> None:
+def main(folder: str, tool_calls: ToolCallFormat, reasoning: Reasoning, tools: str) -> None:
     _limit_this_process()
     problem = problem_here(Path(folder), tool_calls, reasoning, tools=tools == "True")
     print(json.dumps(problem.as_dict() if problem is not None else None))

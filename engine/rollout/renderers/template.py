@@ -19,16 +19,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from functools import cached_property, lru_cache
-from types import MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, pattern_of, refused
+from engine.models.pretrained_tokenizer import PretrainedTokenizer, pattern_of
+from engine.models.refusal import FIELD, refused
 
 MOST_STEPS = 10**6
 """Turns of loops and calls of macros in one rendering."""
@@ -40,8 +42,10 @@ MOST_RENDERINGS, MOST_REMEMBERED = 1024, 2**24
 """Renderings that are kept, and their characters in all."""
 SHORT_TEXTS, SHORT_CHARACTERS = 4096, 4096
 """Texts of at most so many characters of which it is kept where their seams go: keys, and messages said before."""
-SIZED = "_sized"
-"""The name of a filter that gives back what it is given, unless it is too long."""
+STEP, SIZED, JOINED = "_step", "_sized", "_joined"
+"""The names of the filters that count: a step; what is given, unless it is too long; parts as one text, likewise."""
+MOST_NAMES = 1024
+"""Attributes, by type and name, of which it is kept whether a template may read them."""
 TODAY = date(2024, 7, 26)
 """What templates are told is today: the date that those of Llama 3 fall back to."""
 _SEAMS = range(0x100000, 0x10FFFE)
@@ -64,7 +68,9 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation, _Bounds]
         )
         self._environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
-        self._environment.filters |= {"tojson": self._tojson, SIZED: self._environment.bounds.sized}
+        bounds = self._environment.bounds
+        self._environment.filters |= {"tojson": self._tojson}
+        self._environment.filters |= {STEP: bounds.step, SIZED: bounds.sized, JOINED: bounds.joined}
         self._seam, self._recent = "", _Recent()
         try:
             self._template = self._environment.from_string(_bounded(self._environment.parse(source)))
@@ -198,21 +204,27 @@ class _Seams:
 
 
 class _Bounds(Extension):
-    """Counts what a rendering does."""
+    """Counts what a rendering does.
+
+    As filters, which a compiled template calls directly; ``pass_context`` keeps them out of what is computed at once.
+    """
 
     steps_left = MOST_STEPS
 
-    def step(self) -> None:
+    @pass_context
+    def step(self, context: Context, nothing: None) -> None:
         self.steps_left -= 1
         if self.steps_left < 0:
             raise TemplateRefused(f"the chat template loops: more than {MOST_STEPS} turns in one rendering")
 
-    def sized(self, value: Any) -> Any:
+    @pass_context
+    def sized(self, context: Context, value: Any) -> Any:
         if isinstance(value, str | list | tuple | dict):
             _check_size(len(value))
         return value
 
-    def joined(self, *parts: Any) -> str:
+    @pass_context
+    def joined(self, context: Context, *parts: Any) -> str:
         text = "".join(map(str, parts))
         _check_size(len(text))
         return text
@@ -228,6 +240,18 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+_OF_DICT = frozenset(dir(dict))
+_ALIKE = frozenset({str, Namespace, LoopContext})
+"""Types of which the sandbox lets a template read an attribute, or does not, whatever the object."""
+_OF_CALLS = frozenset({"_loop_vars", "_block_vars"})
+"""What a compiled template gives with each call, for functions that take its context."""
+
+
+def _formats(value: Any) -> bool:
+    """Whether it is a method by which a text formats, for which the sandbox has one of its own."""
+    return isinstance(value, MethodType | BuiltinMethodType) and value.__name__ in ("format", "format_map")
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
@@ -237,16 +261,37 @@ class _Environment(ImmutableSandboxedEnvironment):
         assert isinstance(bounds, _Bounds)
         return bounds
 
+    @cached_property
+    def _readable(self) -> dict[tuple[type, str], bool]:
+        return {}
+
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """What the sandbox gives, without its detour for what templates ask most: an entry of a message."""
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
-        return super().getattr(obj, attribute)
+        """What the sandbox gives, without its detour for what templates ask most: an entry of a message, and the
+        attributes of those types whose answer follows from type and name."""
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind in _ALIKE and self._readable.get((kind, attribute)):
+            try:
+                value = getattr(obj, attribute)
+            except AttributeError:
+                return super().getattr(obj, attribute)
+            if not _formats(value):
+                return value
+        return self._looked_at(obj, kind, attribute)
+
+    def _looked_at(self, obj: Any, kind: type, attribute: str) -> Any:
+        """As the sandbox does it; where it gave the attribute itself, it would give it of each such object."""
+        value = super().getattr(obj, attribute)
+        if kind in _ALIKE and len(self._readable) < MOST_NAMES:
+            self._readable[kind, attribute] = self.is_safe_attribute(obj, attribute, value)
+        return value
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as its parent
-        """The sandbox decides what a template may call; our own counters need not be looked at each time."""
-        if isinstance(__obj, MethodType) and __obj.__self__ is __self.bounds:
-            return __obj(*args)
+        """The sandbox decides what a template may call; a method of a text, which it always may, is called at once."""
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
+            named = {name: value for name, value in kwargs.items() if name not in _OF_CALLS}
+            return __obj(*args, **named)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -264,22 +309,22 @@ def _bounded(template: nodes.Template) -> nodes.Template:
     """The same program with a step counted in each loop and macro, and the size of what it assigns."""
     for block in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         assert isinstance(block, nodes.For | nodes.Macro | nodes.CallBlock)
-        block.body.insert(0, nodes.ExprStmt(_called("step"), lineno=block.lineno))
+        block.body.insert(0, nodes.ExprStmt(_filtered(STEP, nodes.Const(None)), lineno=block.lineno))
     for assignment in template.find_all(nodes.Assign):
         assert isinstance(assignment.node, nodes.Expr)
-        assignment.node = _called("sized", assignment.node)
+        assignment.node = _filtered(SIZED, assignment.node)
     for scope in template.find_all(nodes.With):
-        scope.values = [_called("sized", value) for value in scope.values]
+        scope.values = [_filtered(SIZED, value) for value in scope.values]
     for written in template.find_all(nodes.AssignBlock):
         where = {"lineno": written.lineno, "environment": written.environment}
         written.filter = nodes.Filter(written.filter, SIZED, [], [], None, None, **where)
     for concatenation in list(template.find_all(nodes.Concat)):
-        concatenation.nodes = [_called("joined", *concatenation.nodes)]
+        concatenation.nodes = [_filtered(JOINED, *concatenation.nodes)]
     return template
 
 
-def _called(method: str, *arguments: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.ExtensionAttribute(_Bounds.identifier, method), list(arguments), [], None, None)
+def _filtered(name: str, value: nodes.Expr, *more: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(value, name, list(more), [], None, None)
 
 
 def _check_size(characters: int) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.models.pretrained_tokenizer import FIELD, ModelFolderRefused, PretrainedTokenizer, refused
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import FIELD, ModelFolderRefused, refused
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
 
 Document = dict[str, Any]

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from engine.models.weights import LoraAdapter
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.training.batch import Sample
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
@@ -121,6 +122,10 @@ class TrainerBackend(Protocol):
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights on the CPU, by their Hugging Face names."""
+        ...
+
+    def adapter(self) -> LoraAdapter:
+        """A copy of the adapter of a run with LoRA, alone and on the CPU."""
         ...
 
     def save(self, folder: Path, beside: Mapping[str, Any]) -> None:

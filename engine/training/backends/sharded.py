@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.durable import whole_folder, written
+from engine.models.weights import LoraAdapter
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.training.backends.interface import BatchLoss, ValueNetwork
 from engine.training.backends.ranks import Leader
@@ -72,6 +73,10 @@ class ShardedBackend:
     def weights(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = self.everywhere("weights_for_the_leader")
         return weights
+
+    def adapter(self) -> LoraAdapter:
+        adapter: LoraAdapter = self.everywhere("adapter_for_the_leader")
+        return adapter
 
     def save(self, folder: Path, beside: Mapping[str, Any]) -> None:
         """Write ``model/`` (loadable by transformers), ``shards/`` and ``trainer.pt`` (what is equal on all ranks)."""

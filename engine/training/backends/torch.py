@@ -15,6 +15,7 @@ Shapes: B sequences, T tokens, N masked tokens, D hidden size.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,15 +27,18 @@ from engine.durable import read_back, whole_folder, written
 from engine.models.network import PolicyNetwork, network_for
 from engine.models.origin import model_origin
 from engine.models.shards import laid_out_like, whole
+from engine.models.weights import LoraAdapter
 from engine.seeds import derived_seed
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.model import Model
 from engine.spec.run import Resources
 from engine.training import microbatch
+from engine.training.adamw import AdamW
 from engine.training.backends.interface import BatchLoss
 from engine.training.backends.sharding import ALONE, SHARDS, Rank
+from engine.training.backends.threads import Threads
 from engine.training.batch import Sample
-from engine.training.gradients import adamw, descend, divide
+from engine.training.gradients import descend, divide
 from engine.training.loss_scale import LossScale
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
 from engine.training.microbatch import Batch, MicroBatch, learned_length, microbatches, without_rows
@@ -59,22 +63,27 @@ class TorchBackend:
         self._scoring = Scoring(self.network)
         rank.shard(self._scoring, self.network.layers, self.network.computed_in)
         self._parameters = _trained(self.network.module)
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._passes = _Passes(self.network, self._parameters, self._scoring, self._cut)
         self._reference: dict[str, Tensor] | None = None
         """The trained parameters of that moment, by their names."""
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample], *, distribution: Distribution = MODELS_OWN) -> list[list[float]]:
         rows = [[0.0] * len(sample) for sample in samples]
         self._scoring.eval()
-        for batch in self._cut.microbatches(samples):
-            logp_BT, _ = self._scored(batch, distribution)
-            for i, logp_T in zip(
-                batch.rows, logp_BT.where(batch.mask_BT, 0.0)[: len(batch.rows)].tolist(), strict=True
-            ):
-                count = min(len(logp_T), len(rows[i]))
-                rows[i][:count] = logp_T[:count]
+        batches = self._cut.microbatches(samples)
+
+        def score(numbers: list[int]) -> None:
+            """Each sample is in one micro-batch, so threads write different rows."""
+            with torch.no_grad():
+                for batch in (batches[number] for number in numbers):
+                    logp_BT, _ = self._scored(batch, distribution)
+                    logp_BT = logp_BT.where(batch.mask_BT, 0.0)[: len(batch.rows)]
+                    for i, logp_T in zip(batch.rows, logp_BT.tolist(), strict=True):
+                        count = min(len(logp_T), len(rows[i]))
+                        rows[i][:count] = logp_T[:count]
+
+        self._cut.threads.each(batches, score)
         self._cut.rank.rest(self._scoring)
         return rows
 
@@ -119,7 +128,7 @@ class TorchBackend:
         )
 
     def renew_optimizer(self, *, weight_decay: float) -> None:
-        self._optimizer = adamw(self._parameters, weight_decay=weight_decay)
+        self._optimizer = AdamW(self._parameters, weight_decay=weight_decay)
 
     def set_weight_decay(self, weight_decay: float) -> None:
         for group in self._optimizer.param_groups:
@@ -138,6 +147,9 @@ class TorchBackend:
 
     def weights(self) -> dict[str, Tensor]:
         return self.network.exported()
+
+    def adapter(self) -> LoraAdapter:
+        return self.network.exported_adapter()
 
     def save(self, folder: Path, beside: Mapping[str, Any]) -> None:
         """Write ``model/`` (loadable by transformers) and ``trainer.pt`` (everything else).
@@ -202,7 +214,7 @@ class TorchBackend:
         self._reference = _below("reference", tensors) or None
 
     def _take_optimizer(self, state: Mapping[str, Any]) -> None:
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._optimizer.load_state_dict(_moments_like(self._parameters, state))
 
     # ---- as one of several ranks ----
@@ -219,6 +231,11 @@ class TorchBackend:
         """The weights; on the other ranks None, and their part in putting them together."""
         weights = self.weights()
         return weights if self._cut.rank.number == 0 else None
+
+    def adapter_for_the_leader(self) -> LoraAdapter | None:
+        """The adapter; on the other ranks None, as for ``weights_for_the_leader``."""
+        adapter = self.adapter()
+        return adapter if self._cut.rank.number == 0 else None
 
     def save_model(self, folder: Path | None) -> None:
         """This rank's part in the writing of ``model/``, which the first one writes."""
@@ -258,7 +275,7 @@ class TorchValueNetwork:
         self._valuing = Valuing(body, head)
         cut.rank.shard(self._valuing, body.layers, body.computed_in)
         self._parameters = [*_trained(body.module), *head.parameters()]
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._passes = _Passes(body, self._parameters, self._valuing, cut)
 
     def begin_as(self, policy: Mapping[str, Tensor]) -> None:
@@ -306,7 +323,7 @@ class TorchValueNetwork:
     def load_state(self, state: Mapping[str, Any]) -> None:
         _load_state(self._body.module, state["body"])
         _load_state(self._valuing.head, state["head"])
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._optimizer.load_state_dict(_moments_like(self._parameters, state["optimizer"]))
         self._passes.load(state)
 
@@ -338,6 +355,7 @@ class _Passes:
     ) -> None:
         """``root`` is what computes the outputs, the network in it."""
         self._root, self._parameters, self._seed, self._rank = root, parameters, cut.seed, cut.rank
+        self._threads = cut.threads
         self._draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in network.module.modules())
         self._scale = LossScale(cut.rank) if network.scales_losses else None
         self._made = 0
@@ -353,6 +371,8 @@ class _Passes:
         self._made += 1
 
         def accumulate(scale: float) -> BatchLoss:
+            if self._threads.sharing > 1 and not self._draws:  # what is dropped follows from the order of the passes
+                return self._shared_out(batches, terms, outputs_of, scale)
             return self._drawn(
                 lambda: _accumulated(self._rank, self._parameters, batches, terms, outputs_of, scale=scale)
             )
@@ -360,6 +380,38 @@ class _Passes:
         loss = accumulate(1.0) if self._scale is None else self._scale.accumulated(self._parameters, accumulate)
         self._rank.rest(self._root)
         return loss
+
+    def _shared_out(
+        self,
+        batches: Sequence[MicroBatch],
+        terms: Sequence[LossTerm[OutputsT]],
+        outputs_of: Callable[[int], OutputsT],
+        scale: float,
+    ) -> BatchLoss:
+        """As ``_accumulated``: threads compute gradients of sums, which are added up, and divided before they are added
+        to what stands there."""
+        weight = float(sum(term.weight(batch).item() for batch in batches for term in terms))
+
+        def compute(numbers: list[int]) -> _Share:
+            share = _Share([None] * len(self._parameters))
+            for number in numbers:
+                with torch.set_grad_enabled(weight > 0):
+                    outputs = outputs_of(number)
+                if weight > 0:
+                    share.add(_loss_sum(batches[number], terms, outputs), self._parameters, scale)
+                share.observed[number] = [term.observed(batches[number], outputs) for term in terms]
+            return share
+
+        shares = self._threads.each(batches, compute)
+        for place, parameter in enumerate(self._parameters):
+            known = [held for share in shares if (held := share.gradients[place]) is not None]
+            if known:
+                mean = sum(known[1:], known[0]) / weight
+                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+        observed = {number: entry for share in shares for number, entry in share.observed.items()}
+        of_terms = [[observed[number][term] for number in range(len(batches))] for term in range(len(terms))]
+        total = sum(share.loss for share in shares)
+        return BatchLoss(total / weight if weight > 0 else 0.0, weight, of_terms)
 
     def _drawn(self, compute: Callable[[], BatchLoss]) -> BatchLoss:
         """What is dropped follows from the run's seed, the number of the pass and the rank, so that a resumed run drops
@@ -383,13 +435,32 @@ class _Passes:
             self._scale.load(state["loss_scale"])
 
 
+@dataclass
+class _Share:
+    """What one thread has come to."""
+
+    gradients: list[Tensor | None]
+    """The gradient of the sum of its micro-batches' losses by each parameter; None where they do not reach it."""
+    loss: float = 0.0
+    observed: dict[int, list[Any]] = field(default_factory=dict)
+    """By the number of the micro-batch: what each term observed."""
+
+    def add(self, loss_sum: Tensor, parameters: Sequence[nn.Parameter], scale: float) -> None:
+        self.loss += loss_sum.item()
+        of_sum = torch.autograd.grad(loss_sum if scale == 1 else loss_sum * scale, parameters, allow_unused=True)
+        for place, gradient in enumerate(of_sum):
+            if gradient is not None:
+                held = self.gradients[place]
+                self.gradients[place] = gradient if held is None else held + gradient
+
+
 class _Cut:
     """Where and with how many threads a run computes, and the micro-batches of its batches."""
 
     def __init__(self, resources: Resources, rank: Rank, *, context_tokens: int, seed: int) -> None:
         self.device = torch.device(resources.device)
         self.rank, self.seed = rank, seed
-        self._threads, self._shares_prefixes = resources.threads, resources.share_prefixes
+        self.threads, self._shares_prefixes = Threads(resources), resources.share_prefixes
         self._context = context_tokens
         self._tokens: int | None = None
 
@@ -403,7 +474,7 @@ class _Cut:
         self._tokens = network.microbatch_tokens
 
     def use_threads(self) -> None:
-        torch.set_num_threads(self._threads)
+        self.threads.use()
 
     def refuse_too_long(self, batch: Batch) -> None:
         """Raises ValueError where a sample does not fit into the context."""
@@ -412,13 +483,14 @@ class _Cut:
             raise ValueError(f"a sample of {longest} tokens is longer than the context of {self._context}")
 
     def microbatches(self, batch: Batch) -> list[MicroBatch]:
-        """Equally many on each rank: one that has fewer gets some without rows.
+        """Equally many on each rank: one that has fewer gets some without rows.  As many tokens stand in memory at once
+        where several threads compute one each.
 
         Raises ValueError where a sample does not fit into the context.
         """
         self.use_threads()
         self.refuse_too_long(batch)
-        tokens = self._tokens or microbatch.MICROBATCH_TOKENS
+        tokens = max((self._tokens or microbatch.MICROBATCH_TOKENS) // self.threads.sharing, 1)
         made = microbatches(batch, device=self.device, max_tokens=tokens, shares_prefixes=self._shares_prefixes)
         return [*made, *[without_rows(self.device)] * (self.rank.most(len(made)) - len(made))]
 

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from engine.loop.metrics import context_metrics
+from engine.rollout.context_metrics import context_metrics
 from engine.spec.context import Context, ContextRecord
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Task, Trajectory
@@ -32,5 +32,5 @@ def test_every_metric_that_the_guide_names_is_told() -> None:
         stop_reason="truncated", answer=None, success=False, reward=0.0, rewards={}, context=ContextRecord(),
     )  # fmt: skip
     named = set(re.findall(r"`(context/\w+)`", GUIDE))
-    assert len(named) == 8
+    assert len(named) == 10
     assert named <= context_metrics([rollout]).keys()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from engine.cluster.generator_group import generator_names
 from engine.cluster.placement import GIB, Bundle, Plan, Seat, misfit, plan_for
 from engine.failures import NO_GPU
 from engine.launch.preflight import BadSpec, differing_fields
@@ -36,11 +37,52 @@ def test_colocated_the_generator_shares_the_gpu_of_rank_0() -> None:
     assert shared.seat("rank-2") == Seat("trainer", 2, gpus=1)
 
 
+def test_several_generators_share_with_ranks_as_far_as_these_go_and_the_others_have_whole_ones() -> None:
+    lending = plan(device="cuda", trainer_ranks=2, generators=4)
+    assert [(group.name, group.total.gpus, len(group.bundles)) for group in lending.groups] == [
+        ("trainer", 2, 2),
+        ("generator", 2, 2),
+    ]
+    assert lending.seat("rank-1") == lending.seat("generator-1") == Seat("trainer", 1, gpus=0.5)
+    assert lending.seat("generator-2") == Seat("generator", 0, gpus=1)
+    assert misfit(lending, [Bundle(2), Bundle(1), Bundle(1)]) is None
+    assert misfit(lending, [Bundle(3)]) == (
+        "resources.generators = 4: needs 2 + 2 GPUs (trainer + generator); the cluster has 3: use fewer generators, or "
+        "resources.trainer_ranks of at most 1"
+    )
+    apart = plan({"generator": "apart"}, device="cuda", generators=3)
+    assert [apart.seat(name).bundle for name in ("generator", "generator-1", "generator-2")] == [0, 1, 2]
+
+
 def test_apart_each_has_a_whole_one() -> None:
     apart = plan({"generator": "apart"}, device="cuda", trainer_ranks=2)
     assert [group.total.gpus for group in apart.groups] == [2, 1]
     assert apart.seat("learner") == Seat("trainer", 0, gpus=1)
     assert apart.seat("generator") == Seat("generator", 0, gpus=1)
+
+
+JUDGE = {"path": "a-judge", "servers": 2, "tensor_parallel": 2}
+
+
+def test_a_judge_has_gpus_of_its_own_beside_trainer_and_generator() -> None:
+    judged = plan(device="cuda", generator="sglang", judge=JUDGE)
+    assert [(group.name, group.total.gpus) for group in judged.groups] == [
+        ("trainer", 1),
+        ("generator", 1),
+        ("judge", 4),
+    ]
+    assert judged.seat("judge") == Seat("judge", 0, gpus=4)
+    assert misfit(judged, [Bundle(2), Bundle(4)]) is None
+    assert "pieces" in str(misfit(judged, [Bundle(3), Bundle(3)])), "its servers are on one node"
+    refused = str(misfit(judged, [Bundle(5)]))
+    assert refused.startswith(
+        "resources.judge.servers = 2 of 2 GPUs: needs 1 + 1 + 4 GPUs (trainer + generator + judge)"
+    )
+    assert "the cluster has 5" in refused
+    assert "runs elsewhere" in refused
+    on_cpus = plan({"reserve_threads": True}, threads=3, judge=JUDGE)
+    assert on_cpus.seat("judge") == Seat("judge", 0, cpus=3)
+    assert plan(judge=JUDGE).groups == ()
 
 
 def test_threads_memory_and_cpus_are_reserved_for_whoever_works_with_them() -> None:
@@ -53,16 +95,20 @@ def test_threads_memory_and_cpus_are_reserved_for_whoever_works_with_them() -> N
 
 
 @pytest.mark.parametrize("placement", [{}, {"generator": "apart"}])
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_the_seats_of_a_bundle_take_all_of_it_and_no_more(placement: dict[str, str], ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "generators"), [(1, 1), (2, 1), (5, 1), (2, 2), (1, 3), (3, 2)])
+def test_the_seats_of_a_bundle_take_all_of_it_and_no_more(
+    placement: dict[str, str], ranks: int, generators: int
+) -> None:
     full = plan(
         {**placement, "reserve_threads": True, "rollout_cpus": 2},
         device="cuda",
         threads=3,
         trainer_ranks=ranks,
+        generators=generators,
         rollout_workers=4,
     )
-    actors = ["learner", "generator", *(f"rank-{n}" for n in range(1, ranks)), *(f"rollout-{n}" for n in range(4))]
+    actors = ["learner", *generator_names(full.resources)]
+    actors += [*(f"rank-{n}" for n in range(1, ranks)), *(f"rollout-{n}" for n in range(4))]
     seats = [full.seat(actor) for actor in actors]
     for group in full.groups:
         for number, bundle in enumerate(group.bundles):
@@ -152,11 +198,18 @@ NODES = st.lists(
     device=st.sampled_from(["cpu", "cuda"]),
     generator=st.sampled_from(["colocated", "apart"]),
     ranks=st.integers(1, 3),
+    generators=st.integers(1, 3),
     threads=st.integers(0, 2),
     rollouts=st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(0, 2)),
 )
 def test_what_is_refused_is_what_no_choice_of_nodes_can_hold(
-    nodes: list[Bundle], device: str, generator: str, ranks: int, threads: int, rollouts: tuple[int, int, int]
+    nodes: list[Bundle],
+    device: str,
+    generator: str,
+    ranks: int,
+    generators: int,
+    threads: int,
+    rollouts: tuple[int, int, int],
 ) -> None:
     workers, cpus, memory_gib = rollouts
     placement = {"generator": generator, "rollout_cpus": cpus, "rollout_memory_gib": memory_gib}
@@ -164,6 +217,7 @@ def test_what_is_refused_is_what_no_choice_of_nodes_can_hold(
         placement | {"reserve_threads": threads > 0},
         device=device,
         trainer_ranks=ranks,
+        generators=generators,
         threads=threads or 1,
         rollout_workers=workers,
     )

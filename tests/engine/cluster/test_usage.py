@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.cluster.process_meter import ProcessMeter, tree_reading, visible_gpus
-from engine.loop.usage import by_role, process_uses, server_uses
-from engine.spec.usage import GpuUse, ProcessReading, ServerReading, UsageReading
+from engine.loop.usage import by_role, of_servers, process_uses, server_uses
+from engine.spec.usage import GpuUse, Health, ProcessReading, ServerReading, UsageReading
 
 ROOT = Path(__file__).parents[3]
 TABLE = """\
@@ -53,6 +53,28 @@ def test_a_servers_tokens_are_counted_since_the_event_before_and_its_hits_since_
     assert (use.tokens_per_s, use.cache_hit_rate, use.running, use.queued) == (20.0, 0.6, 2, 1)
     (of_a_new_generator,) = server_uses(before, UsageReading(210.0, (), (server(700, began_at=205.0),)))
     assert of_a_new_generator.tokens_per_s == 140.0
+
+
+def test_servers_of_a_judge_are_counted_apart_from_those_of_the_policy() -> None:
+    judging = replace(server(100), role="judge", number=0)
+    before = UsageReading(200.0, (), (server(500), judging))
+    now = UsageReading(210.0, (), (server(700), replace(judging, sampled_tokens=150, health="down")))
+    values = of_servers(server_uses(before, now))
+    assert (values["servers/tokens_per_s"], values["judge_servers/tokens_per_s"]) == (20.0, 5.0)
+    assert (values["servers/up"], values["judge_servers/up"]) == (1, 0)
+    assert set(of_servers(server_uses(before, UsageReading(210.0, (), (server(700),))))) == {
+        f"servers/{name}" for name in ("up", "running", "queued", "tokens_per_s", "cache_hit_rate", "restarts")
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "judge", "awaited"),
+    [("up", "up", False), ("up", "down", True), ("up", "starting", True), ("down", "up", True), ("up", None, False)],
+)
+def test_a_run_waits_for_servers_of_each_role(policy: Health, judge: Health | None, awaited: bool) -> None:
+    servers = [replace(server(0), health=policy)]
+    servers += [] if judge is None else [replace(server(0), health=judge, role="judge")]
+    assert UsageReading(200.0, (), tuple(servers)).awaits_servers == awaited
 
 
 def test_a_role_has_the_sum_of_its_processes_and_the_mean_of_its_gpus() -> None:

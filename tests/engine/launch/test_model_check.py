@@ -14,7 +14,7 @@ from engine.launch.model_check import checked
 from engine.launch.preflight import BadSpec
 from engine.models.catalog import catalog_folder
 from engine.models.origin import pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.launch import Launch
 from engine.spec.model import PretrainedModel
 from engine.spec.model_files import MANIFEST, PIECE_BYTES, CatalogFolder, ModelManifest, StoredFile

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from engine.cluster.workers import WorkerGroup
-from engine.loop.device_turns import METRICS, DeviceTurns, Groups
+from engine.loop.device_turns import METRICS, DeviceTurns, Groups, multiplexing_of
 from engine.loop.lane_spans import SpanLog
 from engine.spec.placement import Placement
 from engine.spec.run import Resources, RunSpec, Schedule
@@ -17,20 +17,21 @@ from tests.engine.trainings import Training
 
 
 class Generator:
-    """A generator, as far as turns are concerned."""
+    """A generator, as far as turns are concerned; two of them are played on elsewhere."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    async def suspend(self) -> None:
+    async def suspend(self) -> int:
         self.calls.append("suspend")
+        return 2
 
     async def resume(self) -> None:
         self.calls.append("resume")
 
 
 class Scene:
-    def __init__(self, hold_s: float = 0.0) -> None:
+    def __init__(self, hold_s: float = 0.0, generators: int = 1) -> None:
         self.now_s = 100.0
         self.groups = Groups(ready=0, running=4, may_train=False)
         self.generator, self.spans = Generator(), SpanLog()
@@ -38,8 +39,10 @@ class Scene:
             cast(WorkerGroup, self.generator),
             self.spans,
             lambda: self.groups,
-            batch=4,
-            hold_s=hold_s,
+            settings=multiplexing_of(
+                Schedule(async_ratio=1, prompts_per_step=4, multiplexing_hold_s=hold_s),
+                Resources(generators=generators),
+            ),
             now_s=lambda: self.now_s,
         )
 
@@ -62,10 +65,23 @@ async def test_a_step_gets_the_devices_and_rollouts_get_them_back() -> None:
         "multiplexing/rollout_seconds": 2,
         "multiplexing/training_seconds": 3,
         "multiplexing/held_seconds": 0,
+        "multiplexing/moved_turns": 2,
     }
     spans = {(span.lane, span.label, span.seconds) for span in scene.spans.taken()}
     assert spans == {("devices", "rollouts", 0), ("devices", "training", 3)}
     assert set(scene.turns.metrics().values()) == {0}
+
+
+async def test_where_others_play_on_an_idle_trainer_is_patient_and_the_lane_says_how_many_it_has() -> None:
+    scene = Scene(hold_s=5, generators=4)
+    await scene.train()
+    scene.now_s += 6
+    scene.groups = Groups(ready=3, running=2, may_train=False)
+    assert await scene.turns.give_back() == 10, "twice the hold, from the moment when it was seen to be idle"
+    scene.now_s += 10
+    assert await scene.turns.give_back() is None
+    assert scene.generator.calls == ["suspend", "resume"]
+    assert {span.label for span in scene.spans.taken()} == {"rollouts", "training (1 of 4)"}
 
 
 async def test_a_trainer_whose_next_batch_is_ready_keeps_them() -> None:
@@ -162,7 +178,7 @@ class TestRuns:
         for update in updates:
             for turn in turns:
                 if turn["label"] == "rollouts":
-                    assert _shared_s(update, turn) < 0.02, "the clocks of two spans differ by less"
+                    assert shared_s(update, turn) < 0.02, "the clocks of two spans differ by less"
 
     def test_metrics_say_who_had_them(self, finished: Training) -> None:
         for values in steps_of(finished):
@@ -179,6 +195,6 @@ class TestRuns:
             assert trained(training) == EACH_ONCE
 
 
-def _shared_s(one: dict[str, Any], other: dict[str, Any]) -> float:
+def shared_s(one: dict[str, Any], other: dict[str, Any]) -> float:
     begin = max(one["began_at"], other["began_at"])
     return float(min(one["began_at"] + one["seconds"], other["began_at"] + other["seconds"]) - begin)

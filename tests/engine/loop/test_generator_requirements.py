@@ -27,6 +27,15 @@ def test_more_slots_than_memory_are_refused_and_the_remedy_is_taken():
     assert lacking_in_generator(spec(kv_slots=slots + 1), GIB) != []
 
 
+def test_several_generators_need_room_for_all_of_them():
+    assert lacking_in_generator(spec(kv_slots=8, generators=2), GIB) == []
+    [problem] = lacking_in_generator(spec(kv_slots=4096, generators=2), GIB)
+    assert "each of 2 generators takes" in problem.message
+    assert "use fewer resources.generators" in problem.remedy
+    slots = int(problem.remedy.split("resources.kv_slots to ")[1].split()[0])
+    assert lacking_in_generator(spec(kv_slots=slots, generators=2), GIB) == []
+
+
 def test_preflight_says_so():
     largest = {"layers": 64, "kv_heads": 512, "heads": 512, "head_dim": 1024, "context_tokens": 2**20}
     impossible = RunSpec.model_validate({"name": "x", "model": largest, "resources": {"kv_slots": 4096}})

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from engine.cluster.workers import Replacements
 from engine.loop.metrics import StepFacts, learner_metrics, step_metrics
 from engine.loop.planner import Played
 from engine.loop.state import RunState
@@ -136,3 +137,11 @@ def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it()
 def test_what_the_learner_counts_under_a_prefix_of_its_own_keeps_it() -> None:
     reported = learner_metrics({"learning_rate": 0.1, "loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0})
     assert reported == {"train/lr": 0.1, "train/loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0}
+
+
+def test_the_summary_names_members_that_were_made_anew_and_who_moved_and_nobody_where_nobody_died() -> None:
+    spec = RunSpec.model_validate({"name": "x"})
+    died = Replacements(Counter({"rollout-0": 2, "generator": 1}), Counter({"generator": 1}))
+    summary = summary_of(RunState(spec=spec), spec.recipe, rl_steps=spec.rl_steps, replacements=died)
+    assert (summary["replaced"], summary["moved"]) == ({"rollout-0": 2, "generator": 1}, {"generator": 1})
+    assert not {"replaced", "moved"} & summary_of(RunState(spec=spec), spec.recipe, rl_steps=spec.rl_steps).keys()

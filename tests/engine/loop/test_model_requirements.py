@@ -128,6 +128,17 @@ def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Pa
     assert parts(gradient_checkpointing=True)["activations"] < whole["activations"]
 
 
+def test_the_generators_copy_is_the_adapter_where_servers_get_that_alone(folder: Path) -> None:
+    def copied(**sglang: Any) -> int:
+        spec = spec_of(folder, lora={"rank": 2}, dtype="bfloat16")
+        resources = Resources.model_validate({"generator": "sglang", "sglang": sglang})
+        memory = model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, resources)  # type: ignore[arg-type]
+        assert memory.trained < memory.parameters
+        return memory.parts["copy for the generator"] // (4 * memory.trained if not sglang else 2 * memory.parameters)
+
+    assert (copied(), copied(lora="merged")) == (1, 1)
+
+
 def test_the_estimate_is_for_each_rank_and_counts_what_is_whole_in_between(folder: Path) -> None:
     def memory(ranks: int, **model: Any) -> TrainerMemory:
         spec = spec_of(folder, {"preset": "ppo"}, **model)

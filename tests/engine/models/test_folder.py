@@ -13,7 +13,7 @@ import pytest
 
 from engine.models.folder import opened_folder
 from engine.models.memory import adapted_modules, adapter_parameters
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model import Lora
 from tests.engine.models.folders import FAMILIES, folder_of
 

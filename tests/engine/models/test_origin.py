@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.models.origin import model_origin, pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model import BuiltinModel, CheckpointModel, Lora, PretrainedModel
 from engine.spec.run import RunSpec
 

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from engine.models.adapted_weights import AdaptedWeights
 from engine.models.folder import opened_folder
+from engine.models.folder_weights import FolderWeights
 from engine.models.memory import adapted_modules, adapter_parameters
 from engine.models.network import network_for
 from engine.models.pretrained import PretrainedNetwork
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer_training import Family
 from engine.spec.model import Lora, PretrainedModel
 from tests.engine.models.folders import FAMILIES, OTHERS, Other, folder_of, other_folder
@@ -106,6 +109,21 @@ def test_adapters_are_drawn_from_the_seed_alone() -> None:
     name = next(name for name in first if "lora_A" in name)
     assert torch.equal(first[name], again[name])
     assert not torch.equal(first[name], other[name])
+
+
+def test_an_adapter_alone_is_what_the_whole_export_adds(tmp_path: Path) -> None:
+    made = moved(network(lora=Lora(rank=2, alpha=8)))
+    adapter, whole = made.exported_adapter(), made.exported()
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter.config))
+    save_file(dict(adapter.factors), tmp_path / "adapter_model.safetensors")
+    added_in = AdaptedWeights(FolderWeights(folder_of("qwen3")), tmp_path)
+    for name, tensor in whole.items():
+        torch.testing.assert_close(added_in[name], tensor)
+    kept = {name: factor.clone() for name, factor in adapter.factors.items()}
+    moved(made)
+    assert all(torch.equal(kept[name], factor) for name, factor in adapter.factors.items()), "it is a copy"
+    with pytest.raises(ValueError, match="no adapter"):
+        network().exported_adapter()
 
 
 def test_only_the_modules_that_are_named_get_an_adapter() -> None:

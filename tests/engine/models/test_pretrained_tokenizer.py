@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer_training import write_tokenizer
 
 MARKS = ("<|im_end|>", "<tool_call>", "<|endoftext|>", "</think>")

@@ -16,11 +16,12 @@ from engine.environments.python_math import PythonMathEnvironment
 from engine.environments.sokoban import SokobanEnvironment
 from engine.loop import environment_requirements
 from engine.loop.environment_requirements import lacking_in_environment, unreadable_instructions
-from engine.loop.metrics import context_metrics
 from engine.rollout.context import Habits, instructed
+from engine.rollout.context_metrics import context_metrics
 from engine.rollout.context_tools import ManagedSession, context_tools
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.evaluation import evaluation_metrics
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import exchanges_of
@@ -665,3 +666,20 @@ async def test_metrics_say_what_contexts_hold_and_nothing_without_one():
     values = context_metrics([played, plain])
     assert values["context/segments"] == 2
     assert values["context/read_tokens"] == sum(map(len, phrase.shown))
+    assert values["context/turns"] == 3
+    assert values["context/turn_tokens"] == pytest.approx(values["context/read_tokens"] / 3)
+    assert values["context/sampled_tokens"] == played.sampled_tokens > 0
+
+
+async def test_an_evaluation_speaks_of_the_contexts_of_its_sampled_episodes_alone():
+    def evaluated(played, purpose):
+        return played.model_copy(update={"purpose": purpose})
+
+    context = Context(template="sliding-window", window_turns=1)
+    short = await run_episode(request(), arena(policy(answer("it")), context))
+    long = await run_episode(request(), arena(policy(call("1"), call("1"), answer("it")), context))
+    values = evaluation_metrics([evaluated(short, "eval-greedy"), evaluated(long, "eval-sampled")])
+    of_contexts = {key.removeprefix("eval/"): value for key, value in values.items() if key.startswith("eval/context/")}
+    assert of_contexts == context_metrics([long]) != context_metrics([short])
+    plain = await run_episode(request(), arena(policy(answer("it")), None))
+    assert not any(key.startswith("eval/context/") for key in evaluation_metrics([evaluated(plain, "eval-sampled")]))

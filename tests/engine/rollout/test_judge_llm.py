@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from engine import judge_endpoint
 from engine.judge_endpoint import (
+    ChatAnswer,
     JudgeRefused,
     JudgeTimeout,
     JudgeUnavailable,
@@ -334,3 +335,35 @@ def test_only_the_servers_own_refusal_is_reported_and_no_other_content() -> None
     with pytest.raises(JudgeUnparseable) as caught:
         text_of_completion(b'{"secret": "s3cr3t"}')
     assert "s3cr3t" not in str(caught.value)
+
+
+OWN = LlmJudge(endpoint="resources.judge", model="m", retries=1, timeout_s=7)
+
+
+async def test_a_judge_of_the_run_is_asked_through_it_and_told_how_long_a_server_may_take() -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def served(document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        asked.append((document["model"], timeout_s))
+        if len(asked) == 1:
+            raise TimeoutError
+        return ChatAnswer(200, "", json.dumps({"choices": [{"message": {"content": RIGHT}}]}).encode())
+
+    judge = LanguageModelJudge(OWN, key=None, served=served)
+    assert list(await judge.verdicts(trajectory())) == ["good", "bad"]
+    assert asked == [("m", 7.0)] * 2
+    assert judge.counts.calls == 2
+    await judge.close()
+
+
+async def test_where_no_run_serves_it_a_judge_of_the_run_refuses() -> None:
+    with pytest.raises(JudgeRefused, match=r"resources\.judge"):
+        await LanguageModelJudge(OWN, key=None).verdicts(trajectory())
+
+
+async def test_an_answer_of_the_runs_judge_is_bounded_too() -> None:
+    async def served(document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        return ChatAnswer(200, "", b" " * (judge_endpoint.LONGEST_ANSWER_BYTES + 1))
+
+    with pytest.raises(JudgeUnparseable, match="bytes"):
+        await LanguageModelJudge(OWN, key=None, served=served).verdicts(trajectory())

@@ -52,6 +52,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Revisiting": {"stage": 1},
     "Rule": {"name": "r", "action": "deny", "hosts": ("a.example.org",)},
     "LlmJudge": ENDPOINT,
+    "JudgeServers": {"path": "judge"},
     "ChatEndpoint": ENDPOINT,
     "Rubric": {"rubric": "10 points for a right answer", "judge": ENDPOINT},
     "PythonFunction": {"source": "def verify(result, row): return True"},

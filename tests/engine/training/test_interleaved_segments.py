@@ -15,6 +15,7 @@ from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Segment, SharedPrefix, Trajectory
 from engine.training import microbatch
+from engine.training.adamw import AdamW
 from engine.training.learner import Learner
 from tests.engine.contexts import ids_before
 from tests.engine.groups import grouped
@@ -147,7 +148,7 @@ def gradients(
     learner, other = learner_for(spec), learner_for(spec.model_copy(update={"seed": 7}))
     caught: list[torch.Tensor] = []
 
-    def catch(optimizer: torch.optim.AdamW) -> None:
+    def catch(optimizer: AdamW) -> None:
         caught.extend(
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for group in optimizer.param_groups
@@ -156,7 +157,7 @@ def gradients(
 
     reports = []
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", catch)
+        patch.setattr(AdamW, "step", catch)
         for number, groups in enumerate(steps):
             credit: Learner = learner if critic_too else other
             credit.credit(groups, step=number + 1)

@@ -8,6 +8,7 @@ import torch
 from engine.cluster.members import learner_for
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.trajectory import Change, Trajectory
+from engine.training.adamw import AdamW
 from engine.training.columns import UpdateRequest
 from engine.training.learner import Learner
 from tests.engine.groups import grouped
@@ -69,11 +70,11 @@ def test_equal_rewards_below_0_a_group_of_one_a_masked_and_a_released_rollout(mo
     expected = by_hand(learner, learned)
     caught: list[torch.Tensor] = []
 
-    def catch(optimizer: torch.optim.AdamW) -> None:
+    def catch(optimizer: AdamW) -> None:
         caught.extend(parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"])
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", catch)
+        patch.setattr(AdamW, "step", catch)
         report = learner.update(UpdateRequest.of(2, groups, again, credited=True)).metrics
     assert (report["updates"], report["dpo/pairs"], report["dpo/margin"]) == (1, len(learned), 0)
     assert len({len(rollout.turns) for rollout in learned}) > 1

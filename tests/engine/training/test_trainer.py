@@ -17,6 +17,7 @@ from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.spec.supervised import Stage
 from engine.training import microbatch
+from engine.training.adamw import AdamW
 from engine.training.backends import torch as backend_module
 from engine.training.batch import Sample, by_trajectory, sample_of
 from engine.training.examples import HeldExamples
@@ -92,7 +93,7 @@ def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> 
         caught.extend(parameter.grad.clone() for parameter in trainer.backend.network.parameters())
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend_module.torch.optim.AdamW, "step", catch)
+        patch.setattr(AdamW, "step", catch)
         trainer.update(samples)
     return caught
 

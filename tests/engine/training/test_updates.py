@@ -13,6 +13,7 @@ from engine.failures import NonFiniteGradient
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.training import microbatch
+from engine.training.adamw import AdamW
 from engine.training.batch import Sample
 from engine.training.critic import Critic, critic_for, explained_variance, with_targets
 from engine.training.preferences import pairs_of
@@ -78,11 +79,11 @@ def gradient(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, update: Any) -> 
     """What reaches the optimiser."""
     caught: list[torch.Tensor] = []
 
-    def catch(optimizer: torch.optim.AdamW) -> None:
+    def catch(optimizer: AdamW) -> None:
         caught.extend(parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"])
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", catch)
+        patch.setattr(AdamW, "step", catch)
         update()
     return caught
 

@@ -6,11 +6,11 @@ from typing import Any, get_args
 import pytest
 from django.test import Client
 
-from engine.spec.usage import Health, Role
+from engine.spec.usage import Health, Role, ServerRole
 from tests.webapp.runs.conftest import Engine
 from webapp.accounts.models import User
 from webapp.runs.models import Run
-from webapp.runs.usage import HEALTH, ROLES, newest_usage, tables_of
+from webapp.runs.usage import HEALTH, ROLES, SERVER_ROLES, newest_usage, tables_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 GPU = {"name": "0 NVIDIA H200", "busy": 0.5, "memory_bytes": 2**30, "total_bytes": 2**37}
@@ -22,8 +22,9 @@ def process(name: str, role: str, **changes: Any) -> dict[str, Any]:
 
 def server(number: int, **changes: Any) -> dict[str, Any]:
     return {
-        "number": number, "url": f"http://127.0.0.1:{number}", "health": "up", "reason": "", "running": 3, "queued": 2,
-        "in_hand": 5, "tokens_per_s": 41.5, "cache_hit_rate": 0.25, "restarts": 1, "version": 6,
+        "role": "policy", "number": number, "url": f"http://127.0.0.1:{number}", "health": "up", "reason": "",
+        "running": 3, "queued": 2, "in_hand": 5, "tokens_per_s": 41.5, "cache_hit_rate": 0.25, "restarts": 1,
+        "version": 6,
     } | changes  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def part(run: Run, reader: User) -> str:
 def test_every_role_and_every_health_that_an_engine_may_report_has_a_name() -> None:
     assert set(ROLES) == set(get_args(Role))
     assert set(HEALTH) == set(get_args(Health))
+    assert set(SERVER_ROLES) == set(get_args(ServerRole))
 
 
 def test_a_run_that_has_measured_nothing_says_so(launching_run: Run, bob: User) -> None:
@@ -89,6 +91,23 @@ def test_each_server_has_a_row_with_its_health_its_queue_and_its_weights(launchi
     assert "older" not in first
     for words in ("Down, will be restarted", "&lt;b&gt;no answer&lt;/b&gt; to 3 looks", ">–<", "older"):
         assert words in second
+
+
+def test_a_server_of_the_judge_is_told_apart_and_its_weights_are_its_own(launching_run: Run, bob: User) -> None:
+    measured(launching_run, 6, servers=[server(0, version=3), server(0, role="judge", version=0, url="http://j:1")])
+    of_policy, of_judge = part(launching_run, bob).split("<tbody>")[-1].split("</tr>")[:2]
+    assert "<td>Policy</td>" in of_policy
+    assert "older" not in of_policy
+    assert "http://j:1" in of_judge
+    assert "<td>Judge</td>" in of_judge
+    assert "its own" in of_judge
+    assert "older" not in of_judge
+
+
+def test_a_run_that_is_judged_by_servers_waits_for_them_to_be_told(launching_run: Run, bob: User) -> None:
+    launching_run.spec["resources"]["judge"] = {"path": "a-judge"}
+    launching_run.save(update_fields=["spec"])
+    assert "No server has been started yet" in part(launching_run, bob)
 
 
 def test_usage_over_rest_and_for_strangers_none(launching_run: Run, api_of: Any, bob: User, charlie: User) -> None:

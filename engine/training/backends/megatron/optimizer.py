@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_du
 from torch import Tensor, nn
 
 from engine.failures import NonFiniteGradient
-from engine.training.gradients import adamw
+from engine.training.adamw import AdamW
 
 __all__ = ["MOMENTS", "MasterWeights"]
 
@@ -35,14 +35,14 @@ class MasterWeights:
             for name, parameter in network.items()
             if self.owns(name)
         }
-        self._adamw = adamw(self.masters.values(), weight_decay=weight_decay) if self.masters else None
+        self._adamw = AdamW(self.masters.values(), weight_decay=weight_decay) if self.masters else None
 
     def owns(self, name: str) -> bool:
         return not self._divided or self._owners[name] == _copies(self._network[name]).rank()
 
     def renew(self, *, weight_decay: float) -> None:
         """Begin with moments that have no past."""
-        self._adamw = adamw(self.masters.values(), weight_decay=weight_decay) if self.masters else None
+        self._adamw = AdamW(self.masters.values(), weight_decay=weight_decay) if self.masters else None
 
     def set_weight_decay(self, weight_decay: float) -> None:
         for group in [] if self._adamw is None else self._adamw.param_groups:
@@ -69,9 +69,8 @@ class MasterWeights:
             return
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        with torch.enable_grad():
-            self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self._adamw.step()
+        self._adamw.zero_grad()
 
     def _norm(self) -> Tensor:
         """The norm of the whole network's gradient, the same number on every rank."""

@@ -29,7 +29,9 @@ def test_each_part_has_the_tokens_that_came_since_the_last(tells_all: bool, draw
     for number, total in enumerate(ends):
         holds = slice(0 if tells_all else ([0, *ends][number]), total)
         finish = "length" if number == 3 else None
-        part = _part(meta(holds=holds, total=total, finish=finish, drawn=drawn), received, behaviour_logprobs=drawn)
+        part = _part(
+            meta(holds=holds, total=total, finish=finish, drawn=drawn), received, None, behaviour_logprobs=drawn
+        )
         received += len(part.token_ids)
         parts.append(part)
     assert [part.token_ids for part in parts] == [[7], [], [8, 9], [10]]

@@ -13,14 +13,17 @@ import pytest
 from engine.inference.sglang.broadcast import address_towards
 from engine.inference.sglang.client import ServerGone
 from engine.inference.sglang.process import (
+    WITHOUT_PINNED_MEMORY,
+    ServedAdapter,
     ServerFailed,
     ServerProcess,
     devices_of,
+    judge_command,
     launch_command,
     launch_environment,
     new_key,
 )
-from engine.spec.sglang import Sglang
+from engine.spec.sglang import JudgeServers, Sglang
 
 SERVER = "import subprocess, sys, time; subprocess.Popen(['sleep', '300']); print('up', flush=True); time.sleep(300)"
 """It has a child, as SGLang's servers have several."""
@@ -113,12 +116,44 @@ def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
     assert "--attention-backend" not in on_gpu
 
 
+def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_them_on_a_cpu() -> None:
+    adapter = ServedAdapter(8, ("k_proj", "q_proj"))
+    started = {
+        device: launch_command(
+            "py", Path("/m m"), Sglang(), device=device, dtype="float32", port=7, api_key="k", adapter=adapter
+        )
+        for device in ("cpu", "cuda")
+    }
+    assert started["cpu"][1] == str(WITHOUT_PINNED_MEMORY)
+    assert started["cuda"][1:3] == ["-m", "sglang.launch_server"]
+    for command in started.values():
+        modules = command.index("--lora-target-modules")
+        assert command[modules + 1 : modules + 3] == ["k_proj", "q_proj"]
+        assert command[command.index("--max-lora-rank") + 1] == "8"
+        assert "/m m" in command
+    assert started["cpu"][started["cpu"].index("--lora-backend") + 1] == "torch_native"
+    assert "--lora-backend" not in started["cuda"]
+
+
+def test_a_judge_is_started_with_its_tokenizer() -> None:
+    judge = JudgeServers(path="j", dtype="float32", context_tokens=512, flags=["page-size=16"])
+    command = judge_command("py", Path("/j"), judge, device="cpu", port=7, api_key="k")
+    assert "--skip-tokenizer-init" not in command
+    assert "--enable-cache-report" in command
+    assert command[command.index("--context-length") + 1] == "512"
+    assert command[-2:] == ["--page-size", "16"]
+
+
 def test_servers_share_no_gpu_and_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Sglang(servers=2, tensor_parallel=2)
     assert [devices_of(number, settings, "4,5,6,7") for number in (0, 1)] == ["4,5", "6,7"]
     assert devices_of(1, settings, None) == "2,3"
     with pytest.raises(ServerFailed, match=r"resources\.sglang\.servers = 2.*sees 3"):
         devices_of(0, settings, "0,1,2")
+    judge = JudgeServers(path="j", servers=2, tensor_parallel=2)
+    assert devices_of(1, judge, "4,5,6,7,8", first_gpu=1) == "7,8"
+    with pytest.raises(ServerFailed, match=r"resources\.judge\.servers = 2.*behind 1 of others.*sees 4"):
+        devices_of(0, judge, "0,1,2,3", first_gpu=1)
     monkeypatch.setenv("PALESTRA_JUDGE_KEY", "secret")
     environment = launch_environment(settings, 0, threads=3, device="cpu")
     assert "PALESTRA_JUDGE_KEY" not in environment

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.inference.sglang.routing import SPREAD, Router
+from engine.inference.routing import SPREAD, Router
 
 PROMPT, OTHER = (1, 2, 3), (4, 5)
 

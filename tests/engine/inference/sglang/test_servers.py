@@ -304,7 +304,7 @@ async def test_three_steps_of_grpo_have_the_rewards_of_the_torch_generator(
     assert not list((tmp_path / "exchange").iterdir())
 
 
-def three_steps(folder: Path, of_run: dict[str, Any]) -> RunSpec:
+def three_steps(folder: Path, of_run: dict[str, Any], **of_model: Any) -> RunSpec:
     """Greedy as far as a run can be: only the likeliest token is kept."""
     demonstrations = {"kind": "demonstrations", "count": 64, "wrong_fraction": 0.3}
     return RunSpec.model_validate(
@@ -312,7 +312,7 @@ def three_steps(folder: Path, of_run: dict[str, Any]) -> RunSpec:
             "name": "three steps",
             "seed": 3,
             "environment": {"id": "python-math", "levels": [1], "max_turns": 2, "max_turn_tokens": 12},
-            "model": {"kind": "pretrained", "path": str(folder), "context_tokens": 384},
+            "model": {"kind": "pretrained", "path": str(folder), "context_tokens": 384, **of_model},
             "recipe": {"preset": "grpo", "stages": [{"data": demonstrations, "steps": 30, "batch_size": 8}]},
             "resources": {"threads": 1, "kv_slots": 16, "sandboxes": 4, **of_run},
             "schedule": {

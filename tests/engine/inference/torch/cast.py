@@ -26,7 +26,7 @@ def turn(session: str, new_ids, *, seed=11, max_new_tokens=12, stop_ids=(), temp
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not happened():  # noqa: ASYNC110 - the stepping thread sets no event
             await asyncio.sleep(0.001)
 

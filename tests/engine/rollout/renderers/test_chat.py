@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.rollout.renderers.chat import ChatRenderer, chat_renderer
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed
 from engine.rollout.renderers.template import TemplateRefused

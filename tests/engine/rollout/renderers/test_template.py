@@ -1,8 +1,10 @@
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import ModelFolderRefused
 from engine.rollout.renderers import preflight, template
 from engine.rollout.renderers.preflight import chat_problem, problem_here
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
@@ -107,6 +109,40 @@ def test_entries_of_a_message_hide_no_method_and_open_nothing(tokenizer):
     assert written("{{ messages[0].__class__ }}", tokenizer, [{"a": "b"}]) == ""
     with pytest.raises(TemplateRefused, match="SecurityError"):
         written("{{ messages[0].__class__.__mro__ }}", tokenizer, [{"a": "b"}])
+
+
+READ_OFTEN = [
+    "{{ 'a'.upper() }}{{ ' b '.strip() }}{{ 'a,b'.split(',') }}",
+    "{{ 'a'.nothing }}{{ 'a'.__class__ }}{{ 'a'._own }}",
+    "{{ '{}'.format(1) }}{% set f = '{}{}'.format %}{{ f(1, 2) }}{% set g = '{x}'.format_map %}{{ g({'x': 3}) }}",
+    "{% set n = namespace(a=1, b='{}'.format) %}{{ n.a }}{{ n.b(2) }}{{ n.c }}{{ n.__class__ }}",
+    "{{ namespace(a=1)._Namespace__attrs }}{{ '{0.__class__}'.format('a') }}",
+    "{% for a in 'xyz' %}{{ loop.index0 }}{{ loop.last }}{{ loop.nextitem }}{% endfor %}",
+    "{% for a in 'xyz' %}{{ loop.nothing }}{{ loop._length }}{{ loop.__class__ }}{% endfor %}",
+    "{% for a in 'xyz' %}{{ loop.cycle('e', 'o') }}{{ loop.changed(a) }}{{ a.replace('x', 'w') }}{% endfor %}",
+    "{{ {'a': 1}.a }}{{ {'a': 1}.b }}{{ {'items': 1}.items() | list }}{{ {'mro': 1}.mro }}{{ {}.mro }}",
+    "{{ 'a,b'.split(sep=',', maxsplit=1) }}{% for a in 'xy' %}{{ a.ljust(3) ~ a.join(['1', '2']) }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", READ_OFTEN)
+def test_what_a_template_reads_and_calls_is_what_jinjas_own_sandbox_gives_however_often_it_asks(tokenizer, source):
+    expected = ImmutableSandboxedEnvironment().from_string(source * 3).render()
+    assert written(source * 3, tokenizer) == expected
+
+
+@pytest.mark.parametrize("reached", ["'a'.__class__.x", "'{0.__class__.x}'.format('a')", "namespace(a=1).__class__.x"])
+def test_what_the_sandbox_hides_stays_hidden_when_it_was_asked_for_before(tokenizer, reached):
+    read_before = "{% set n = namespace(a=1) %}{{ n.a }}{{ 'a'.upper() }}{{ n.__class__ }}{{ 'a'.__class__ }}"
+    with pytest.raises(TemplateRefused, match="SecurityError"):
+        written(read_before * 2 + "{{ " + reached + " }}", tokenizer)
+
+
+def test_a_template_that_counts_for_itself_only_comes_to_its_bound_sooner(tokenizer, monkeypatch):
+    monkeypatch.setattr(template, "MOST_STEPS", 10)
+    assert written("{% for a in range(9) %}{{ a }}{% endfor %}", tokenizer) == "012345678"
+    with pytest.raises(TemplateRefused, match="loops"):
+        written("{% for a in range(9) %}{{ none | _step }}{% endfor %}", tokenizer)
 
 
 def test_bounds_change_nothing_of_what_is_written(tokenizer):

@@ -256,7 +256,7 @@ def test_adapters_on_two_ranks_resume_and_are_exported(export: str, tmp_path: Pa
         two.backend.forward_backward(SAMPLES, [LikelihoodLoss()])
         two.backend.step(learning_rate=1e-1, grad_clip=1.0)
         two.backend.save(tmp_path / "saved", {})
-        weights = two.backend.weights()
+        weights, adapter = two.backend.weights(), two.backend.adapter()
         opened = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "model")
         through = step(two.backend)
         two.backend.load(tmp_path / "saved")
@@ -265,6 +265,7 @@ def test_adapters_on_two_ranks_resume_and_are_exported(export: str, tmp_path: Pa
     one = alone(spec)
     one.load(tmp_path / "saved")
     assert_equal_weights(one.weights(), weights)
+    assert_equal_weights(dict(one.adapter().factors), dict(adapter.factors))
     with torch.no_grad():
         torch.testing.assert_close(opened(ids).logits[0], one.network.logits(one.network.hidden(ids)[0]))
 

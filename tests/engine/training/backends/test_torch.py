@@ -1,12 +1,17 @@
 """The torch backend as the trainer sees it: means that add up, a reference on demand, what a checkpoint holds."""
 
 from pathlib import Path
+from threading import current_thread
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from engine.cluster.members import trainer_for
+from engine.spec.run import Resources
 from engine.training.backends.registry import trainer_backend
+from engine.training.backends.threads import dealt_out
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import Sample, sample_of
 from engine.training.loss_terms.likelihood import LikelihoodLoss
@@ -18,8 +23,8 @@ LONG = sample_of([2, 40, 50, 60, 70], [False, False, True, True, True])
 UNLEARNED = sample_of([3, 20, 30], [False, False, False])
 
 
-def backend() -> TorchBackend:
-    spec = run_spec({})
+def backend(**resources: Any) -> TorchBackend:
+    spec = run_spec({}, resources={"threads": 1} | resources)
     made = trainer_backend(spec.model, spec.resources, seed=spec.seed)
     assert isinstance(made, TorchBackend)
     return made
@@ -64,6 +69,63 @@ def test_a_batch_of_weight_0_adds_nothing() -> None:
     report = made.forward_backward([UNLEARNED], [LikelihoodLoss()])
     assert (report.mean, report.weight) == (0, 0)
     assert all(parameter.grad is None for parameter in made.network.parameters())
+
+
+MANY = [sample_of([n % 90, *range(20, 22 + n % 7)], [False, *[True] * (2 + n % 7)]) for n in range(600)]
+"""Several micro-batches for each of three threads."""
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_share_micro_batches_come_to_the_gradient_of_one(threads: int) -> None:
+    one, several, again = backend(), *(backend(threads=threads, threads_share="micro-batches") for _ in range(2))
+    ours, theirs, once_more = (made.forward_backward(MANY, [LikelihoodLoss()]) for made in (one, several, again))
+    assert theirs.mean == pytest.approx(ours.mean, rel=1e-5)
+    assert theirs.weight == ours.weight
+    assert len(theirs.observations[0]) > threads
+    torch.testing.assert_close(gradient(several), gradient(one), rtol=1e-4, atol=1e-7)
+    assert torch.equal(gradient(several), gradient(again)), "the sum does not depend on which thread is faster"
+    assert theirs == once_more
+    second = [made.forward_backward([SHORT], [LikelihoodLoss()]) for made in (one, several)]
+    assert second[0].mean == pytest.approx(second[1].mean, rel=1e-5)
+    torch.testing.assert_close(gradient(several), gradient(one), rtol=1e-4, atol=1e-7)
+
+
+def test_threads_share_the_scoring_and_each_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    several, seen = backend(threads=2, threads_share="micro-batches"), set()
+    scored = several._scored
+
+    def noted(*arguments: Any) -> Any:
+        seen.add(current_thread().name)
+        assert torch.get_num_threads() == 1
+        return scored(*arguments)
+
+    monkeypatch.setattr(several, "_scored", noted)
+    for ours, theirs in zip(several.logprobs(MANY), backend().logprobs(MANY), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert len(seen) == 2
+
+
+def test_what_a_thread_raises_is_raised_when_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = backend(threads=2, threads_share="micro-batches")
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(several, "_scored", broken)
+    with pytest.raises(RuntimeError, match="no memory"):
+        several.forward_backward(MANY, [LikelihoodLoss()])
+
+
+def test_work_is_dealt_out_by_its_cost() -> None:
+    assert dealt_out([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
+    assert dealt_out([7], 4) == [[0]]
+    assert dealt_out([], 2) == [[]]
+
+
+@pytest.mark.parametrize("resources", [{"trainer_ranks": 2}, {"device": "cuda"}, {"trainer": "megatron"}])
+def test_trainers_whose_threads_cannot_share_micro_batches_are_refused(resources: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="threads_share"):
+        Resources.model_validate({"threads_share": "micro-batches", **resources})
 
 
 def test_a_step_forgets_the_gradient_and_says_how_long_it_was() -> None:

@@ -1,8 +1,9 @@
-"""Which server a session's next turn goes to.
+"""Which server, or decoder, a session's next turn goes to.
 
-A server has read what it was asked before, and reads only the rest (its radix cache).  So a session stays where it is,
-and a session that begins goes where its prompt has been read, as those of a group do.  Otherwise, and where that server
-has ``SPREAD`` more in hand than the least busy one, the least busy one takes it.  Pure: no request is made here.
+A server has read what it was asked before, and reads only the rest (its radix cache); a decoder keeps the prompts that
+it has read.  So a session stays where it is, and a session that begins goes where its prompt has been read, as those of
+a group do.  Otherwise, and where that server has ``spread`` more in hand than the least busy one, the least busy one
+takes it.  Pure: no request is made here.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ Prompt = tuple[int, ...]
 class Router:
     """Remembers, of live sessions alone, where each is and where each prompt was read."""
 
+    spread: int = SPREAD
     _server_of: dict[str, int] = field(default_factory=dict)
     _prompt_of: dict[str, Prompt] = field(default_factory=dict)
     _readers: dict[Prompt, int] = field(default_factory=dict)
@@ -53,6 +55,6 @@ class Router:
     def _for_prompt(self, prompt: Prompt, load: Mapping[int, int]) -> int:
         least = min(load, key=lambda server: (load[server], server))
         reader = self._readers.get(prompt)
-        if reader is None or reader not in load or load[reader] >= load[least] + SPREAD:
+        if reader is None or reader not in load or load[reader] >= load[least] + self.spread:
             return least
         return reader
