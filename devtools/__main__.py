@@ -60,7 +60,11 @@ def _parser() -> tuple[Parser, list[str]]:
     logs.add_argument("-n", "--lines", type=int, default=100)
     add("exec", verbs.run_command, "CMD: a command in the project's environment")
     add("serve", verbs.serve, "--model FOLDER | --run NAME: a model behind OpenAI's and Anthropic's endpoints")
-    add("test", testing.test, "[quick|soak|verl|protocols] [pytest's arguments]: lint, types, import contracts, tests")
+    add(
+        "test",
+        testing.test,
+        "[quick|soak|verl|protocols|backends ...] [pytest's arguments]: lint, types, contracts, tests",
+    )
     add("bench", benching.bench, "[NAME] [--json FILE]: run a benchmark; without a name: which there are")
     add("lock", _lock, "write the lock files from pyproject.toml and what is installed")
     return parser, list(verb_parsers.choices)

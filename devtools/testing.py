@@ -3,16 +3,20 @@
     ruff -> formatting -> types -> import contracts -> migrations -> pytest
 
 All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl``,
-``protocols`` and ``backends`` choose other tests; what else is given goes to pytest.  A few tests that fail in a whole
-selection run once more alone, and are named even if they pass then (docs/decisions/0048).
+``protocols`` and ``backends`` choose other tests, several names all of theirs; what else is given goes to pytest.
+A few tests that fail in a whole selection run once more alone, and are named even if they pass then
+(docs/decisions/0048).
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 from devtools import protocol_venvs, verl_venv
@@ -27,6 +31,10 @@ SELECTIONS = {
     "protocols": "protocols",
     "backends": "backends",
 }
+IN_ENGINE = ("tests/engine",)
+"""Where the tests beside verl, protocols and backends are: what is not read needs no time."""
+WITH_A_STACK = ("tests/browser", "tests/end_to_end")
+"""Where those are that share a stack or drive a browser."""
 
 FOR_CHECKS = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
 """Reading the settings takes a secret.  pytest gets neither: tests/conftest.py sets up a home of its own first."""
@@ -41,16 +49,22 @@ LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def test(options: argparse.Namespace) -> int:
-    failed = [name for name, command in _checks().items() if not _passes(name, command)]
-    words = options.passed_on
-    named = words[:1] and words[0] in SELECTIONS
-    selection, rest = (words[0], words[1:]) if named else ("everything", words)
-    commands = _pytest_commands(selection, rest)
+    selections, rest = _chosen(options.passed_on)
+    with ThreadPoolExecutor() as beside:  # pip waits for networks and disks, and the checks take one core
+        making = [beside.submit(_pytest_commands, selection, rest) for selection in selections]
+        failed = [name for name, command in _checks().items() if not _passes(name, command)]
+    commands = [command for made in making for command in made.result()]
     codes = [_run("tests", command) if rest else whole_selection(command, ROOT) for command in commands]
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
     if failed:
         print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
     return 0 if passed and not failed else 1
+
+
+def _chosen(words: list[str]) -> tuple[list[str], list[str]]:
+    """The selections that are named first, or all that a plain call means; and what goes to pytest."""
+    named = list(takewhile(SELECTIONS.__contains__, words))
+    return named or ["everything"], words[len(named) :]
 
 
 def _checks() -> dict[str, list[str]]:
@@ -65,7 +79,7 @@ def _checks() -> dict[str, list[str]]:
 
 
 def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
-    """Most tests in two processes; then, one after the other, those that share a stack or drive a browser.
+    """Most tests in two processes; then those that share a stack in one, beside those that drive a browser in another.
 
     Those beside verl, protocols and backends need environments of their own, and run only when they are asked for.
     """
@@ -73,21 +87,22 @@ def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
         return [_backend_command(backend, passed_on) for backend in BACKENDS]
     if selection == "verl":
         python = verl_venv.python_of(Home.from_environment().folder)
-        return [[str(python), "-m", "pytest", "-q", "-m", "verl", "tests/engine/algorithms", *passed_on]]
+        return [[str(python), "-m", "pytest", "-q", "-m", "verl", *(passed_on or ["tests/engine/algorithms"])]]
     if selection == "protocols":
         folders = protocol_venvs.made_in(Home.from_environment().folder)
-        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *passed_on]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *(passed_on or IN_ENGINE)]
         return [["/usr/bin/env", *(f"{name}={folder}" for name, folder in folders.items()), *pytest]]
     pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
-    alone = [*pytest, "-m", f"({chosen}) and (stack or browser)", *passed_on]
+    by_group = [*pytest, "-n", "2", "--dist", "loadgroup"]
+    apart = [*by_group, "-m", f"({chosen}) and (stack or browser)", *(passed_on or WITH_A_STACK)]
     together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]
-    return {"quick": [together], "soak": [alone], "everything": [together, alone]}[selection]
+    return [together] if selection == "quick" else [together, apart]
 
 
 def _backend_command(backend: Backend, passed_on: list[str]) -> list[str]:
     """Makes the backend's environment where it is missing."""
     python = str(backend.python(Home.from_environment().folder))
-    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *(passed_on or ["tests/engine"])]
+    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *(passed_on or IN_ENGINE)]
     if backend.interpreter_variable is None:
         return [python, *pytest]
     return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest]
@@ -102,6 +117,7 @@ def whole_selection(command: list[str], folder: Path) -> int:
     failed = _last_failed(folder) if code == SOME_FAILED else []
     if not 0 < len(failed) <= MOST_AGAIN:
         return code
+    (folder / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)))
     in_one_process = [*command, "--dist", "no", "-n", "0"] if "-n" in command else command
     code = _run("tests that failed, alone", [*in_one_process, "--last-failed"], folder)
     again = _last_failed(folder)
@@ -111,8 +127,9 @@ def whole_selection(command: list[str], folder: Path) -> int:
 
 
 def _last_failed(folder: Path) -> list[str]:
+    """The names by which pytest finds them; ``--dist loadgroup`` writes a test's group behind its own."""
     try:
-        return sorted(json.loads((folder / LAST_FAILED).read_text()))
+        return sorted(re.sub(r"@\w+$", "", name) for name in json.loads((folder / LAST_FAILED).read_text()))
     except FileNotFoundError:  # pytest removes it when nothing failed
         return []
 
@@ -131,4 +148,7 @@ def _passes(name: str, command: list[str]) -> bool:
 
 def _run(name: str, command: list[str], folder: Path = ROOT) -> int:
     print(f"{name}: {' '.join(command[1:])}", flush=True)
-    return subprocess.run(command, cwd=folder).returncode
+    began = time.monotonic()
+    code = subprocess.run(command, cwd=folder).returncode
+    print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    return code

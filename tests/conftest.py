@@ -29,6 +29,7 @@ os.environ["PALESTRA_BASE_URL"] = "http://127.0.0.1:8700"
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(TEST_HOME / "ray" / "auth_token")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["OMP_NUM_THREADS"] = "1"  # other tests have the other cores; what is tested with more threads sets them
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ["DJANGO_SETTINGS_MODULE"] = "webapp.settings"
 
@@ -51,10 +52,14 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(TEST_HOME, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("stack"):
             item.add_marker(pytest.mark.timeout(900))  # its waits have limits of their own, which say more
+            item.add_marker(pytest.mark.xdist_group("stack"))
+        elif item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.hookimpl(wrapper=True)

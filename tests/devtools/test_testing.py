@@ -1,18 +1,23 @@
 """The second chance of a few failed tests, in small projects of a few tests each."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from devtools.testing import MOST_AGAIN, SOME_FAILED, whole_selection
+from devtools.home import ROOT
+from devtools.testing import IN_ENGINE, MOST_AGAIN, SOME_FAILED, WITH_A_STACK, _chosen, whole_selection
 
 WITHOUT_DJANGO = ("-p", "no:django")
 STEADY = "def test_steady():\n    pass\n"
 FAILS_ONCE = """
 from pathlib import Path
 
+import pytest
+
+@pytest.mark.xdist_group("unsteady")
 def test_unsteady():
     been = Path(__file__).with_name("been")
     first = not been.exists()
@@ -38,7 +43,9 @@ def played(folder: Path, capfd: pytest.CaptureFixture[str], *options: str, **fil
     return code, capfd.readouterr().out
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["in one process", "in two"])
+@pytest.mark.parametrize(
+    "options", [(), ("-n", "2"), ("-n", "2", "--dist", "loadgroup")], ids=["in one process", "in two", "by groups"]
+)
 def test_one_that_passes_alone_is_named_and_fails_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
@@ -75,3 +82,33 @@ def test_failures_of_an_earlier_call_are_not_counted(tmp_path: Path, capfd: pyte
     code, output = played(tmp_path, capfd, once=FAILS_ONCE)
     assert code == 0
     assert "test_wrong" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "selections", "rest"),
+    [
+        ([], ["everything"], []),
+        (["verl", "backends"], ["verl", "backends"], []),
+        (["quick", "-k", "soak"], ["quick"], ["-k", "soak"]),
+        (["tests/engine", "quick"], ["everything"], ["tests/engine", "quick"]),
+    ],
+)
+def test_selections_stand_first_and_the_rest_is_pytests(
+    words: list[str], selections: list[str], rest: list[str]
+) -> None:
+    assert _chosen(words) == (selections, rest)
+
+
+@pytest.mark.parametrize(
+    ("marks", "folders"),
+    [(("verl", "protocols", "backends"), IN_ENGINE), (("stack", "browser"), WITH_A_STACK)],
+)
+def test_what_runs_apart_is_where_it_is_looked_for(marks: tuple[str, ...], folders: tuple[str, ...]) -> None:
+    tests = ROOT / "tests"
+    found = [
+        file.relative_to(ROOT)
+        for file in tests.rglob("test_*.py")
+        if any(re.search(rf"pytest\.mark\.{mark}\b", file.read_text()) for mark in marks)
+    ]
+    assert len(found) >= len(marks)
+    assert [file for file in found if not any(file.is_relative_to(folder) for folder in folders)] == []

@@ -146,7 +146,13 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
 
 
 @pytest.mark.parametrize(
-    ("phase", "step"), [("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("score", 5)]
+    ("phase", "step"),
+    [
+        ("collect", 1),
+        ("update", 3),
+        ("checkpoint", 4),
+        *(pytest.param(phase, step, marks=pytest.mark.soak) for phase, step in (("evaluate", 0), ("score", 5))),
+    ],
 )
 def test_a_run_killed_in_any_phase_trains_on_every_prompt_once(overlapping: Training, phase: str, step: int) -> None:
     overlapping.die(phase, step, "--in-process")
@@ -154,7 +160,7 @@ def test_a_run_killed_in_any_phase_trains_on_every_prompt_once(overlapping: Trai
     assert trained(overlapping) == EACH_ONCE
 
 
-@pytest.mark.parametrize("delay_s", [0.1, 0.9, 1.7])
+@pytest.mark.parametrize("delay_s", [0.9, *(pytest.param(other, marks=pytest.mark.soak) for other in (0.1, 1.7))])
 def test_a_run_killed_at_any_moment_trains_on_every_prompt_once(overlapping: Training, delay_s: float) -> None:
     process = overlapping.start("--in-process")
     overlapping.wait_for(process, in_phase("collect", 2))
@@ -197,7 +203,7 @@ def test_redundant_members_and_groups_cost_tokens_that_are_counted(tmp_path: Pat
     assert {values["train/staleness_max"] for values in steps} == {0}
 
 
-@pytest.mark.parametrize("exchange", ["in-flight", "episode-borders"])
+@pytest.mark.parametrize("exchange", ["in-flight", pytest.param("episode-borders", marks=pytest.mark.soak)])
 def test_killed_actors_are_replaced_in_the_middle_and_nothing_is_lost_or_trained_on_twice(
     tmp_path: Path, exchange: str
 ) -> None:
@@ -218,6 +224,7 @@ def test_killed_actors_are_replaced_in_the_middle_and_nothing_is_lost_or_trained
     assert max(values["train/staleness_max"] for values in steps_of(training)) <= RATIO
 
 
+@pytest.mark.soak  # in one process it is killed above, and test_resume.py kills a run on Ray
 def test_a_run_on_ray_killed_and_resumed_trains_on_every_prompt_once(overlapping: Training) -> None:
     overlapping.die("collect", 4)
     overlapping.finish("--resume")

@@ -77,7 +77,15 @@ def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> Non
 
 @pytest.mark.parametrize(
     ("phase", "step"),
-    [("cold-start", 0), ("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("collect", 5)],
+    [
+        ("collect", 1),
+        ("update", 3),
+        ("checkpoint", 4),
+        *(
+            pytest.param(phase, step, marks=pytest.mark.soak)
+            for phase, step in (("cold-start", 0), ("evaluate", 0), ("collect", 5))
+        ),
+    ],
 )
 def test_a_run_killed_in_any_phase_ends_with_the_same_weights(
     training: Any, undisturbed: Any, phase: str, step: int
@@ -125,7 +133,9 @@ def _goes_on_after(rounds: int, played: list[dict[str, Any]]) -> bool:
     return informative < 6 and rounds < 2
 
 
-@pytest.mark.parametrize(("phase", "step"), [("collect", 2), ("judge", 4), ("update", 5)])
+@pytest.mark.parametrize(
+    ("phase", "step"), [pytest.param("collect", 2, marks=pytest.mark.soak), ("judge", 4), ("update", 5)]
+)
 def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_the_same_state(
     parts_training: Any, undisturbed_parts: Any, phase: str, step: int
 ) -> None:
@@ -193,7 +203,7 @@ def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("actor", ["rollout-0", "rollout-1", "generator"])
+@pytest.mark.parametrize("actor", ["rollout-0", pytest.param("rollout-1", marks=pytest.mark.soak), "generator"])
 def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(
     training: Any, undisturbed: Any, actor: str
 ) -> None:

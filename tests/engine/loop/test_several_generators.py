@@ -89,7 +89,11 @@ class TestRuns:
 
     @pytest.mark.parametrize(
         ("victim", "method"),
-        [("generator", "vacate"), ("generator-1", "vacate"), ("rollout-0", "vacate"), ("generator", "occupy")],
+        [
+            ("generator", "vacate"),
+            ("generator", "occupy"),
+            *(pytest.param(name, "vacate", marks=pytest.mark.soak) for name in ("generator-1", "rollout-0")),
+        ],
     )
     def test_whoever_dies_in_a_move_nothing_is_lost_and_nothing_is_trained_on_twice(
         self, tmp_path: Path, victim: str, method: Any

@@ -73,7 +73,7 @@ def _of(maker: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 async def test_all_forty_are_solved_by_their_solutions_and_by_nothing_else(tmp_path, seed):
     write_tasks(tmp_path / "tasks", seed=seed)
     tasks = read_tasks(tmp_path / "tasks").tasks
