@@ -100,7 +100,7 @@ def test_servers_and_processes_are_shown_and_follow_the_run(
     engine.emit(story.step(6), 6)
     engine.emit(story.step(7), 7)
     expect(servers.nth(1)).to_contain_text("Up", timeout=PATIENCE_MS)  # the page asks every ten seconds
-    expect(servers.nth(1).locator("td").nth(6)).to_have_text("1")
+    expect(servers.nth(1).locator("td").nth(7)).to_have_text("1")
     expect(page.locator('[data-chart="processors"].has-data')).to_be_visible(timeout=PATIENCE_MS)
     term = roles.nth(0).locator("button")
     term.focus()

@@ -44,6 +44,7 @@ def summary(training: Training) -> dict[str, Any]:
     return {key: finished["summary"][key] for key in ("replaced", "moved") if key in finished["summary"]}
 
 
+@pytest.mark.soak  # the next one loses more
 def test_a_run_goes_on_without_the_node_of_a_rollout_worker(placed: Training) -> None:
     process = placed.start(program=losing_node_of("rollout-0", "collect", 3))
     output, _ = process.communicate()

@@ -203,7 +203,9 @@ def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("actor", ["rollout-0", pytest.param("rollout-1", marks=pytest.mark.soak), "generator"])
+@pytest.mark.parametrize(
+    "actor", ["generator", *(pytest.param(other, marks=pytest.mark.soak) for other in ("rollout-0", "rollout-1"))]
+)
 def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(
     training: Any, undisturbed: Any, actor: str
 ) -> None:
