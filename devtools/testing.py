@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
@@ -32,7 +33,8 @@ SELECTIONS = {
     "backends": "backends",
 }
 IN_ENGINE = ("tests/engine",)
-"""Where the tests beside verl, protocols and backends are: what is not read needs no time."""
+"""Where the tests beside protocols and backends are: what is not read needs no time."""
+BESIDE_VERL = ("tests/engine/algorithms",)
 WITH_A_STACK = ("tests/browser", "tests/end_to_end")
 """Where those are that share a stack or drive a browser."""
 
@@ -67,6 +69,12 @@ def _chosen(words: list[str]) -> tuple[list[str], list[str]]:
     return named or ["everything"], words[len(named) :]
 
 
+def _with_paths(passed_on: list[str], folders: Sequence[str]) -> list[str]:
+    """What goes to pytest, and behind it the folders where it looks, unless a path is among it."""
+    named = any((ROOT / word.partition("::")[0]).exists() for word in passed_on)
+    return passed_on if named else [*passed_on, *folders]
+
+
 def _checks() -> dict[str, list[str]]:
     return {
         "ruff": ["ruff", "check", "--quiet", "."],
@@ -87,14 +95,14 @@ def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
         return [_backend_command(backend, passed_on) for backend in BACKENDS]
     if selection == "verl":
         python = verl_venv.python_of(Home.from_environment().folder)
-        return [[str(python), "-m", "pytest", "-q", "-m", "verl", *(passed_on or ["tests/engine/algorithms"])]]
+        return [[str(python), "-m", "pytest", "-q", "-m", "verl", *_with_paths(passed_on, BESIDE_VERL)]]
     if selection == "protocols":
         folders = protocol_venvs.made_in(Home.from_environment().folder)
-        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *(passed_on or IN_ENGINE)]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *_with_paths(passed_on, IN_ENGINE)]
         return [["/usr/bin/env", *(f"{name}={folder}" for name, folder in folders.items()), *pytest]]
     pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
     by_group = [*pytest, "-n", "2", "--dist", "loadgroup"]
-    apart = [*by_group, "-m", f"({chosen}) and (stack or browser)", *(passed_on or WITH_A_STACK)]
+    apart = [*by_group, "-m", f"({chosen}) and (stack or browser)", *_with_paths(passed_on, WITH_A_STACK)]
     together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]
     return [together] if selection == "quick" else [together, apart]
 
@@ -102,7 +110,7 @@ def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
 def _backend_command(backend: Backend, passed_on: list[str]) -> list[str]:
     """Makes the backend's environment where it is missing."""
     python = str(backend.python(Home.from_environment().folder))
-    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *(passed_on or IN_ENGINE)]
+    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *_with_paths(passed_on, IN_ENGINE)]
     if backend.interpreter_variable is None:
         return [python, *pytest]
     return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest]

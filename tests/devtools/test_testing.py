@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from devtools.home import ROOT
-from devtools.testing import IN_ENGINE, MOST_AGAIN, SOME_FAILED, WITH_A_STACK, _chosen, whole_selection
+from devtools.testing import (
+    BESIDE_VERL,
+    IN_ENGINE,
+    MOST_AGAIN,
+    SOME_FAILED,
+    WITH_A_STACK,
+    _chosen,
+    _with_paths,
+    whole_selection,
+)
 
 WITHOUT_DJANGO = ("-p", "no:django")
 STEADY = "def test_steady():\n    pass\n"
@@ -100,8 +109,21 @@ def test_selections_stand_first_and_the_rest_is_pytests(
 
 
 @pytest.mark.parametrize(
+    ("passed_on", "given"),
+    [
+        ([], ["tests/engine"]),
+        (["-x", "-k", "grpo"], ["-x", "-k", "grpo", "tests/engine"]),
+        (["tests/devtools", "-x"], ["tests/devtools", "-x"]),
+        (["tests/test_words.py::test_nothing"], ["tests/test_words.py::test_nothing"]),
+    ],
+)
+def test_options_alone_do_not_change_where_tests_are_looked_for(passed_on: list[str], given: list[str]) -> None:
+    assert _with_paths(passed_on, IN_ENGINE) == given
+
+
+@pytest.mark.parametrize(
     ("marks", "folders"),
-    [(("verl", "protocols", "backends"), IN_ENGINE), (("stack", "browser"), WITH_A_STACK)],
+    [(("verl",), BESIDE_VERL), (("protocols", "backends"), IN_ENGINE), (("stack", "browser"), WITH_A_STACK)],
 )
 def test_what_runs_apart_is_where_it_is_looked_for(marks: tuple[str, ...], folders: tuple[str, ...]) -> None:
     tests = ROOT / "tests"

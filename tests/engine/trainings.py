@@ -52,7 +52,7 @@ tool_error = -0.5
 [[recipe.stages]]
 data = {{kind = "demonstrations", count = 256, wrong_fraction = 0.2}}
 learning_rate = 3e-3
-steps = 80
+steps = 200
 batch_size = 16
 {SCALE}"""
 """Failing tools cost reward, so that every step changes the weights."""

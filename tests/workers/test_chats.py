@@ -40,7 +40,7 @@ PATIENCE_S = 120
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small run with checkpoints."""
     home = tmp_path_factory.mktemp("run")
-    text = RUN.replace("steps = 5\n", "steps = 1\n").replace("steps = 80", "steps = 20")
+    text = RUN.replace("steps = 5\n", "steps = 1\n").replace("steps = 200", "steps = 20")
     (home / "run.toml").write_text(text)
     command = [sys.executable, "-m", "engine", "train", "run.toml", "--in-process", "--run-dir", "run"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -156,7 +156,7 @@ def test_a_checkpoint_of_a_run_is_served(
     host: ServingHost, port: int, user: User, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    text = RUN.replace("steps = 5\n", "steps = 1\n").replace("steps = 80", "steps = 20")
+    text = RUN.replace("steps = 5\n", "steps = 1\n").replace("steps = 200", "steps = 20")
     (tmp_path / "run.toml").write_text(text)
     run = Run.objects.create(
         team=create_team("Blue", acting_user=user), number=1, name="small", total_steps=1,

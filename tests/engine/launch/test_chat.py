@@ -74,7 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of python-math with a checkpoint after each of two steps."""
     home = tmp_path_factory.mktemp("run")
     text = RUN.replace("steps = 5\n", "steps = 2\n").replace("checkpoint_every = 2", "checkpoint_every = 1")
-    (home / "run.toml").write_text(text.replace("steps = 80", "steps = 20"))
+    (home / "run.toml").write_text(text.replace("steps = 200", "steps = 20"))
     command = [sys.executable, "-m", "engine", "train", "run.toml", "--in-process", "--run-dir", "run"]
     subprocess.run(command, cwd=home, env=ENVIRONMENT, check=True, capture_output=True, timeout=600)
     return home / "run"

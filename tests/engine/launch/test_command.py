@@ -109,7 +109,7 @@ def test_a_checkpoint_without_a_manifest_is_read_with_a_warning_and_set_aside_if
 def test_a_good_spec_is_reported_in_a_line(run_toml: Path) -> None:
     done = engine("check", run_toml)
     assert done.returncode == 0
-    assert "small: 80 supervised steps, then 5 steps of 6 x 4 rollouts" in done.stdout
+    assert "small: 200 supervised steps, then 5 steps of 6 x 4 rollouts" in done.stdout
 
 
 @pytest.mark.parametrize(
