@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -32,12 +33,6 @@ SELECTIONS = {
     "protocols": "protocols",
     "backends": "backends",
 }
-IN_ENGINE = ("tests/engine",)
-"""Where the tests beside protocols and backends are: what is not read needs no time."""
-BESIDE_VERL = ("tests/engine/algorithms",)
-WITH_A_STACK = ("tests/browser", "tests/end_to_end")
-"""Where those are that share a stack or drive a browser."""
-
 FOR_CHECKS = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
 """Reading the settings takes a secret.  pytest gets neither: tests/conftest.py sets up a home of its own first."""
 SOME_FAILED = 1
@@ -47,16 +42,32 @@ NOTHING_SELECTED = 5
 MOST_AGAIN = 4
 """If more tests fail, it is not by chance."""
 PASSED_ALONE = "failed, and passed when it ran once more alone: something in it depends on time or on its neighbours"
-LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+LAST_FAILED = Path("v/cache/lastfailed")
+"""In pytest's cache."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One call of pytest."""
+
+    name: str
+    command: Sequence[str]
+    processes: int = 1
+    """How many processes test; a part with one leaves a core to another part."""
+
+    @property
+    def cache(self) -> Path:
+        """Parts beside each other keep their failures apart."""
+        return Path(".pytest_cache") / self.name
 
 
 def test(options: argparse.Namespace) -> int:
     selections, rest = _chosen(options.passed_on)
     with ThreadPoolExecutor() as beside:  # pip waits for networks and disks, and the checks take one core
-        making = [beside.submit(_pytest_commands, selection, rest) for selection in selections]
+        making = [beside.submit(_parts, selection, rest) for selection in selections]
         failed = [name for name, command in _checks().items() if not _passes(name, command)]
-    commands = [command for made in making for command in made.result()]
-    codes = [_run("tests", command) if rest else whole_selection(command, ROOT) for command in commands]
+    parts = [part for made in making for part in made.result()]
+    codes = _run_all(parts, ROOT) if rest else whole_selections(parts, ROOT)
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
     if failed:
         print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
@@ -69,10 +80,19 @@ def _chosen(words: list[str]) -> tuple[list[str], list[str]]:
     return named or ["everything"], words[len(named) :]
 
 
-def _with_paths(passed_on: list[str], folders: Sequence[str]) -> list[str]:
-    """What goes to pytest, and behind it the folders where it looks, unless a path is among it."""
+def _with_paths(passed_on: list[str], *marks: str) -> list[str]:
+    """What goes to pytest, and behind it the files that name one of ``marks``, unless a path is among it.
+
+    Reading all the others takes most of a minute.
+    """
     named = any((ROOT / word.partition("::")[0]).exists() for word in passed_on)
-    return passed_on if named else [*passed_on, *folders]
+    return passed_on if named else [*passed_on, *_files_that_name(*marks)]
+
+
+def _files_that_name(*marks: str) -> list[str]:
+    named = re.compile(rf"\bpytest\.mark\.({'|'.join(marks)})\b")
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if named.search(file.read_text())]
 
 
 def _checks() -> dict[str, list[str]]:
@@ -86,58 +106,68 @@ def _checks() -> dict[str, list[str]]:
     }
 
 
-def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
+def _parts(selection: str, passed_on: list[str]) -> list[Part]:
     """Most tests in two processes; then those that share a stack in one, beside those that drive a browser in another.
 
     Those beside verl, protocols and backends need environments of their own, and run only when they are asked for.
     """
+    pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
     if selection == "backends":
-        return [_backend_command(backend, passed_on) for backend in BACKENDS]
+        return [_backend_part(backend, passed_on) for backend in BACKENDS]
     if selection == "verl":
-        python = verl_venv.python_of(Home.from_environment().folder)
-        return [[str(python), "-m", "pytest", "-q", "-m", "verl", *_with_paths(passed_on, BESIDE_VERL)]]
+        python = str(verl_venv.python_of(Home.from_environment().folder))
+        return [Part("verl", [python, *pytest[1:], "-m", "verl", *_with_paths(passed_on, "verl")])]
     if selection == "protocols":
         folders = protocol_venvs.made_in(Home.from_environment().folder)
-        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *_with_paths(passed_on, IN_ENGINE)]
-        return [["/usr/bin/env", *(f"{name}={folder}" for name, folder in folders.items()), *pytest]]
-    pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
-    by_group = [*pytest, "-n", "2", "--dist", "loadgroup"]
-    apart = [*by_group, "-m", f"({chosen}) and (stack or browser)", *_with_paths(passed_on, WITH_A_STACK)]
-    together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]
+        variables = [f"{name}={folder}" for name, folder in folders.items()]
+        marked = ["-m", "protocols", *_with_paths(passed_on, "protocols")]
+        return [Part("protocols", ["/usr/bin/env", *variables, *pytest, *marked])]
+    in_two = [*pytest, "-n", "2"]
+    together = Part("together", [*in_two, "-m", f"({chosen}) and not stack and not browser", *passed_on], processes=2)
+    marked = ["-m", f"({chosen}) and (stack or browser)", *_with_paths(passed_on, "stack", "browser")]
+    apart = Part("stacks and browsers", [*in_two, "--dist", "loadgroup", *marked], processes=2)
     return [together] if selection == "quick" else [together, apart]
 
 
-def _backend_command(backend: Backend, passed_on: list[str]) -> list[str]:
+def _backend_part(backend: Backend, passed_on: list[str]) -> Part:
     """Makes the backend's environment where it is missing."""
     python = str(backend.python(Home.from_environment().folder))
-    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *_with_paths(passed_on, IN_ENGINE)]
+    marked = ["-m", f"backends and {backend.marker}", *_with_paths(passed_on, backend.marker)]
     if backend.interpreter_variable is None:
-        return [python, *pytest]
-    return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest]
+        return Part(backend.marker, [python, "-m", "pytest", "-q", *marked])
+    variable = f"{backend.interpreter_variable}={python}"
+    return Part(backend.marker, ["/usr/bin/env", variable, sys.executable, "-m", "pytest", "-q", *marked])
 
 
-def whole_selection(command: list[str], folder: Path) -> int:
-    """Run all that the pytest ``command`` selects in ``folder``; the few that fail run once more, alone.
+def whole_selections(parts: Sequence[Part], folder: Path) -> list[int]:
+    """Run all that ``parts`` select in ``folder``; the few of each that fail run once more, alone.
 
-    Returns pytest's exit code, which is 0 if each of them passes then.
+    Returns pytest's exit codes, which are 0 if each of them passes then.
     """
-    code = _run("tests", [*command, "--cache-clear"], folder)
-    failed = _last_failed(folder) if code == SOME_FAILED else []
+    firsts = [
+        replace(part, command=[*part.command, "--cache-clear", "-o", f"cache_dir={part.cache}"]) for part in parts
+    ]
+    return [_second_chance(part, code, folder) for part, code in zip(firsts, _run_all(firsts, folder), strict=True)]
+
+
+def _second_chance(part: Part, code: int, folder: Path) -> int:
+    failed = _last_failed(folder / part.cache) if code == SOME_FAILED else []
     if not 0 < len(failed) <= MOST_AGAIN:
         return code
-    (folder / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)))
+    (folder / part.cache / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)))
+    command = [word for word in part.command if word != "--cache-clear"]
     in_one_process = [*command, "--dist", "no", "-n", "0"] if "-n" in command else command
-    code = _run("tests that failed, alone", [*in_one_process, "--last-failed"], folder)
-    again = _last_failed(folder)
+    code = _run(Part(f"{part.name}, failed tests alone", [*in_one_process, "--last-failed"]), folder)
+    again = _last_failed(folder / part.cache)
     for test_id in failed:
         print(f"dev: {test_id} {'failed twice' if test_id in again else PASSED_ALONE}", flush=True)
     return code
 
 
-def _last_failed(folder: Path) -> list[str]:
+def _last_failed(cache: Path) -> list[str]:
     """The names by which pytest finds them; ``--dist loadgroup`` writes a test's group behind its own."""
     try:
-        return sorted(re.sub(r"@\w+$", "", name) for name in json.loads((folder / LAST_FAILED).read_text()))
+        return sorted(re.sub(r"@\w+$", "", name) for name in json.loads((cache / LAST_FAILED).read_text()))
     except FileNotFoundError:  # pytest removes it when nothing failed
         return []
 
@@ -154,9 +184,25 @@ def _passes(name: str, command: list[str]) -> bool:
     return done.returncode == 0
 
 
-def _run(name: str, command: list[str], folder: Path = ROOT) -> int:
-    print(f"{name}: {' '.join(command[1:])}", flush=True)
+def _run_all(parts: Sequence[Part], folder: Path) -> list[int]:
+    """Parts of one process run two at a time, the first ones first; the others run after them, each for itself."""
+    small = [part for part in parts if part.processes == 1]
+    with ThreadPoolExecutor(2) as lanes:
+        lane = {part.name: lanes.submit(_run, part, folder, prefixed=len(small) > 1) for part in small}
+    return [lane[part.name].result() if part.name in lane else _run(part, folder) for part in parts]
+
+
+def _run(part: Part, folder: Path, *, prefixed: bool = False) -> int:
+    """Prefixed, each line of the output says whose it is, for another part may write between them."""
+    print(f"{part.name}: {' '.join(part.command[1:])}", flush=True)
     began = time.monotonic()
-    code = subprocess.run(command, cwd=folder).returncode
-    print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    if prefixed:
+        with subprocess.Popen(part.command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(f"{part.name}: {line.decode(errors='replace')}", end="", flush=True)
+        code = process.returncode
+    else:
+        code = subprocess.run(part.command, cwd=folder).returncode
+    print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
     return code

@@ -57,7 +57,7 @@ def python_beside_ours(folder: Path, pinned: Sequence[str], *, paths: Sequence[P
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         seen = (sysconfig.get_path("purelib"), *map(str, paths))
         (own / "palestra.pth").write_text("\n".join(seen) + "\n")
-        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", *pinned])
+        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", *pinned])
         complete.write_text(wanted)
     return folder / "bin" / "python"
 

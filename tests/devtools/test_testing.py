@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from devtools.home import ROOT
-from devtools.testing import (
-    BESIDE_VERL,
-    IN_ENGINE,
-    MOST_AGAIN,
-    SOME_FAILED,
-    WITH_A_STACK,
-    _chosen,
-    _with_paths,
-    whole_selection,
-)
+from devtools.testing import MOST_AGAIN, SOME_FAILED, Part, _chosen, _files_that_name, _with_paths, whole_selections
 
 WITHOUT_DJANGO = ("-p", "no:django")
 STEADY = "def test_steady():\n    pass\n"
@@ -31,6 +22,19 @@ def test_unsteady():
     been = Path(__file__).with_name("been")
     first = not been.exists()
     been.touch()
+    assert not first
+"""
+MEETS = """
+import time
+from pathlib import Path
+
+def test_meets():
+    first = not Path("{own}").exists()
+    Path("{own}").touch()
+    deadline = time.monotonic() + 60
+    while not Path("{other}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert Path("{other}").exists()
     assert not first
 """
 ALWAYS_FAILS = "def test_wrong():\n    assert False\n"
@@ -48,8 +52,12 @@ def played(folder: Path, capfd: pytest.CaptureFixture[str], *options: str, **fil
     (folder / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
-    code = whole_selection([sys.executable, "-m", "pytest", "-q", *WITHOUT_DJANGO, *options], folder)
+    [code] = whole_selections([part("only", *options)], folder)
     return code, capfd.readouterr().out
+
+
+def part(name: str, *options: str) -> Part:
+    return Part(name, [sys.executable, "-m", "pytest", "-q", *WITHOUT_DJANGO, *options])
 
 
 @pytest.mark.parametrize(
@@ -111,26 +119,37 @@ def test_selections_stand_first_and_the_rest_is_pytests(
 @pytest.mark.parametrize(
     ("passed_on", "given"),
     [
-        ([], ["tests/engine"]),
-        (["-x", "-k", "grpo"], ["-x", "-k", "grpo", "tests/engine"]),
+        ([], ["tests/engine/algorithms/test_against_verl.py"]),
+        (["-x", "-k", "grpo"], ["-x", "-k", "grpo", "tests/engine/algorithms/test_against_verl.py"]),
         (["tests/devtools", "-x"], ["tests/devtools", "-x"]),
         (["tests/test_words.py::test_nothing"], ["tests/test_words.py::test_nothing"]),
     ],
 )
 def test_options_alone_do_not_change_where_tests_are_looked_for(passed_on: list[str], given: list[str]) -> None:
-    assert _with_paths(passed_on, IN_ENGINE) == given
+    assert _with_paths(passed_on, "verl") == given
 
 
-@pytest.mark.parametrize(
-    ("marks", "folders"),
-    [(("verl",), BESIDE_VERL), (("protocols", "backends"), IN_ENGINE), (("stack", "browser"), WITH_A_STACK)],
-)
-def test_what_runs_apart_is_where_it_is_looked_for(marks: tuple[str, ...], folders: tuple[str, ...]) -> None:
-    tests = ROOT / "tests"
-    found = [
-        file.relative_to(ROOT)
-        for file in tests.rglob("test_*.py")
-        if any(re.search(rf"pytest\.mark\.{mark}\b", file.read_text()) for mark in marks)
+@pytest.mark.parametrize("mark", ["verl", "protocols", "backends", "stack", "browser"])
+def test_what_runs_apart_is_found_by_its_mark(mark: str) -> None:
+    """A mark that is given in another way than by its name would not be found, so there is none."""
+    files = _files_that_name(mark)
+    assert files
+    others = [
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "tests").rglob("*.py")
+        if re.search(rf"\bmark\.{mark}\b", file.read_text())
     ]
-    assert len(found) >= len(marks)
-    assert [file for file in found if not any(file.is_relative_to(folder) for folder in folders)] == []
+    assert sorted(set(others) - set(files)) == []
+
+
+def test_parts_beside_each_other_keep_their_failures_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each waits for the other, so that both run at a time, and fails once."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for own, other in (("left", "right"), ("right", "left")):
+        (tmp_path / f"test_{own}.py").write_text(MEETS.format(own=own, other=other))
+    codes = whole_selections([part("left", "test_left.py"), part("right", "test_right.py")], tmp_path)
+    output = capfd.readouterr().out
+    assert codes == [0, 0]
+    for name in ("left", "right"):
+        assert f"\n{name}: FAILED test_{name}.py::test_meets" in output
+        assert f"dev: test_{name}.py::test_meets failed, and passed when it ran once more alone" in output

@@ -148,6 +148,7 @@ def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_t
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_job.py kills one that was launched, which comes to the same weights too
 def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: Any, undisturbed: Any) -> None:
     training.die("collect", 4)
     training.finish("--resume")

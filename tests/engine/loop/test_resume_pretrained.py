@@ -78,6 +78,7 @@ def test_killed_and_resumed_a_run_ends_with_the_same_weights_in_a_folder_that_op
     AutoModelForCausalLM.from_pretrained(last[0])
 
 
+@pytest.mark.soak  # test_learner_on_ray.py kills a rank, and above such a run is resumed
 def test_a_run_whose_rank_is_killed_fails_and_is_resumed_to_the_same_weights_with_nothing_twice(
     toml: Path, trainings: tuple[Training, Training]
 ) -> None:

@@ -91,8 +91,10 @@ class TestRuns:
         ("victim", "method"),
         [
             ("generator", "vacate"),
-            ("generator", "occupy"),
-            *(pytest.param(name, "vacate", marks=pytest.mark.soak) for name in ("generator-1", "rollout-0")),
+            *(
+                pytest.param(*other, marks=pytest.mark.soak)
+                for other in (("generator", "occupy"), ("generator-1", "vacate"), ("rollout-0", "vacate"))
+            ),
         ],
     )
     def test_whoever_dies_in_a_move_nothing_is_lost_and_nothing_is_trained_on_twice(
