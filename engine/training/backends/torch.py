@@ -282,15 +282,21 @@ class TorchValueNetwork:
         """Take over the policy's trained parameters, sharded as the body's are."""
         _load_state(self._body.module, policy)
 
-    @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         rows = [np.zeros(len(sample), dtype=np.float32) for sample in samples]
         self._valuing.eval()
-        for batch in self._cut.microbatches(samples):
-            values_BT = self._outputs(batch).values_BT.cpu().numpy()
-            for i, values_T in zip(batch.rows, values_BT[: len(batch.rows)], strict=True):
-                count = min(len(values_T), len(rows[i]))
-                rows[i][:count] = values_T[:count]
+        batches = self._cut.microbatches(samples)
+
+        def value(numbers: list[int]) -> None:
+            """Each sample is in one micro-batch, so threads write different rows."""
+            with torch.no_grad():
+                for batch in (batches[number] for number in numbers):
+                    values_BT = self._outputs(batch).values_BT.cpu().numpy()
+                    for i, values_T in zip(batch.rows, values_BT[: len(batch.rows)], strict=True):
+                        count = min(len(values_T), len(rows[i]))
+                        rows[i][:count] = values_T[:count]
+
+        self._cut.threads.each(batches, value)
         self._cut.rank.rest(self._valuing)
         return rows
 

@@ -1,9 +1,11 @@
 """The torch backend as the trainer sees it: means that add up, a reference on demand, what a checkpoint holds."""
 
+from dataclasses import replace
 from pathlib import Path
 from threading import current_thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -16,6 +18,7 @@ from engine.training.backends.torch import TorchBackend
 from engine.training.batch import Sample, sample_of
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.loss_terms.preference import PreferenceLoss
+from engine.training.loss_terms.value import ValueLoss
 from tests.engine.training.cast import run_spec
 
 SHORT = sample_of([1, 20, 30], [False, True, True])
@@ -102,6 +105,29 @@ def test_threads_share_the_scoring_and_each_has_a_part(monkeypatch: pytest.Monke
     monkeypatch.setattr(several, "_scored", noted)
     for ours, theirs in zip(several.logprobs(MANY), backend().logprobs(MANY), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
+    assert len(seen) == 2
+
+
+def test_threads_share_the_values_and_each_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, several = backend().value_network(), backend(threads=2, threads_share="micro-batches").value_network()
+    targets = [
+        replace(sample, values=np.zeros(len(sample), np.float32), returns=np.ones(len(sample), np.float32))
+        for sample in MANY
+    ]
+    for network in (one, several):  # heads are all zeros at first
+        network.forward_backward(targets, [ValueLoss(None)])
+        network.step(learning_rate=1e-2, grad_clip=1.0)
+    valued, seen = several._outputs, set()
+
+    def noted(*arguments: Any) -> Any:
+        seen.add(current_thread().name)
+        assert torch.get_num_threads() == 1
+        return valued(*arguments)
+
+    monkeypatch.setattr(several, "_outputs", noted)
+    for ours, theirs in zip(several.values(MANY), one.values(MANY), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert ours.any()
     assert len(seen) == 2
 
 
