@@ -123,7 +123,9 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
         marked = ["-m", "protocols", *_with_paths(passed_on, "protocols")]
         return [Part("protocols", ["/usr/bin/env", *variables, *pytest, *marked])]
     in_two = [*pytest, "-n", "2"]
-    together = Part("together", [*in_two, "-m", f"({chosen}) and not stack and not browser", *passed_on], processes=2)
+    # A file's tests share what its fixtures make, which are runs to their end, so they stay in one process.
+    most = [*in_two, "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
+    together = Part("together", most, processes=2)
     marked = ["-m", f"({chosen}) and (stack or browser)", *_with_paths(passed_on, "stack", "browser")]
     apart = Part("stacks and browsers", [*in_two, "--dist", "loadgroup", *marked], processes=2)
     return [together] if selection == "quick" else [together, apart]

@@ -296,6 +296,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     expect(page.locator(".nav [data-open-alerts]")).to_have_text("5", timeout=PATIENCE_MS)
 
     # With the shift key a mark reaches from the last one to this one; the button asks before it acts.
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     marks = page.locator('input[name="like"]')
     marks.first.click()
     marks.last.click(modifiers=["Shift"])

@@ -45,7 +45,7 @@ def trained_on(document: dict[str, Any]) -> bool:
 
 
 def test_a_tunnel_is_reported_with_its_turn_and_trained_on_only_after_a_review_decision(stack: Stack) -> None:
-    run_id = stack.launch(drill("tunnel", steps=60))
+    run_id = stack.launch(drill("tunnel", steps=30))
     stack.until("an alert in training", lambda: bool(in_training(alerts(stack, run_id))), timeout_s=120, every_s=0.1)
     alert = in_training(alerts(stack, run_id))[-1]
     assert (alert["rule"], alert["severity"]) == ("ssh-outbound", "critical")

@@ -50,7 +50,7 @@ def test_no_secret_reaches_the_engine(stack: Stack) -> None:
 def test_a_run_goes_on_after_down_and_up_even_if_the_supervisor_was_killed(empty_stack: Stack) -> None:
     stack = empty_stack
     stack.up()
-    run_id = stack.launch(small_spec("down and up", steps=60))
+    run_id = stack.launch(small_spec("down and up", steps=30))
     stack.until_step(run_id, 6)
     stack.stop()
     assert processes_of(stack.home) == []
@@ -60,7 +60,7 @@ def test_a_run_goes_on_after_down_and_up_even_if_the_supervisor_was_killed(empty
     stack._process = None
     (stack.home / "postgres" / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
     stack.up()
-    assert_complete(stack, run_id, steps=60)
+    assert_complete(stack, run_id, steps=30)
 
 
 def test_a_detached_up_returns_when_everything_is_up_and_down_ends_it(empty_stack: Stack) -> None:
