@@ -262,13 +262,13 @@ async def test_a_caller_that_hangs_up_ends_its_call_and_pays_for_what_was_sample
     """It hangs up at the third token that its call was told of."""
     third = asyncio.Event()
 
-    class Told(callers._Meter):
+    class Counting(callers._Meter):
         def sampled(self, token, logprob):
             super().sampled(token, logprob)
             if self.tokens == 3:
                 third.set()
 
-    monkeypatch.setattr(callers, "_Meter", Told)
+    monkeypatch.setattr(callers, "_Meter", Counting)
     async with serving(served(folder, parallel=1), tmp_path) as server:
         reader, writer = await server.connected()
         writer.write(request(CHAT, HELLO | {"max_tokens": 480, "temperature": 0}, key=KEY))
