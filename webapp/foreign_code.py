@@ -8,6 +8,7 @@ from django.conf import settings
 
 from engine.spec.environment import Agent, Environment, Terminal
 from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
+from engine.spec.judge import OF_THE_RUN
 from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of, terminals_of
 from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
@@ -101,6 +102,12 @@ def folders_of_the_server(model: Model) -> list[Problem]:
     ]
 
 
+def _folder_of_judge(spec: RunSpec) -> list[Problem]:
+    judge = spec.resources.judge
+    problems = [] if judge is None else folders_of_the_server(judge.model)
+    return [problem.renamed("model", OF_THE_RUN) for problem in problems]
+
+
 def _folder_of_rows(spec: RunSpec) -> list[Problem]:
     if spec.dataset.folder is None:
         return []
@@ -111,7 +118,8 @@ def _folder_of_rows(spec: RunSpec) -> list[Problem]:
 def foreign_in(spec: RunSpec) -> list[Problem]:
     """Return why the service refuses the spec, although an engine of one's own would take it."""
     sets = _several_task_sets(spec.environment)
-    return [*code_to_import(spec.environment), *sets, *folders_of_the_server(spec.model), *_folder_of_rows(spec)]
+    folders = [*folders_of_the_server(spec.model), *_folder_of_judge(spec), *_folder_of_rows(spec)]
+    return [*code_to_import(spec.environment), *sets, *folders]
 
 
 def refuse_foreign(spec: RunSpec) -> None:

@@ -101,6 +101,7 @@ def _write_launch_file(run: Run) -> Path:
         token=attempt_token(run.id, run.attempt),
         run_dir=str(folder),
         catalog=None if run.model_version is None else run.model_version.pinned,
+        judge=None if run.judge_version is None else run.judge_version.pinned,
         dataset=None if run.dataset_version is None else run.dataset_version.pinned,
         tasks=None if run.task_version is None else run.task_version.pinned,
         packages=[version.pinned for version in run.package_versions.select_related("package__team").order_by("id")],

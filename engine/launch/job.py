@@ -55,7 +55,9 @@ def launch_from_file(path: Path) -> Launch:
     if not all(_may_run(part.environment, launch) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
     run_dir = Path(launch.run_dir)
-    spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)
+    spec = with_pinned_model(
+        launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog, judge=launch.judge
+    )
     spec = with_pinned_dataset(spec, named_in=path, anywhere=False, catalog=launch.dataset)
     spec = with_pinned_tasks(spec, named_in=path, catalog=launch.tasks)
     spec = with_pinned_packages(spec, named_in=path, catalog=launch.packages)

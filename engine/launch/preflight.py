@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from pydantic import ValidationError
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.models.origin import pinned
 from engine.models.refusal import ModelFolderRefused
-from engine.spec.model import CheckpointModel, Model, PretrainedModel
+from engine.spec.judge import OF_THE_RUN
+from engine.spec.model import CheckpointModel, Model
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
@@ -47,12 +47,19 @@ def spec_from_file(path: Path) -> RunSpec:
 
 
 def with_pinned_model(
-    spec: RunSpec, run_dir: Path | None, *, named_in: Path, anywhere: bool, catalog: CatalogFolder | None = None
+    spec: RunSpec,
+    run_dir: Path | None,
+    *,
+    named_in: Path,
+    anywhere: bool,
+    catalog: CatalogFolder | None = None,
+    judge: CatalogFolder | None = None,
 ) -> RunSpec:
-    """The spec with the model's folder and checkpoint as they are meant now, or as the run in ``run_dir`` meant them.
+    """The spec with the model's folder and checkpoint, and its judge's folder, as they are meant now, or as the run in
+    ``run_dir`` meant them.
 
-    ``anywhere`` takes absolute paths too; ``catalog`` is what a launch document says of ``model.catalog``.  Raises
-    BadSpec, which names the file ``named_in``.
+    ``anywhere`` takes absolute paths too; ``catalog`` is what a launch document says of ``model.catalog``, ``judge``
+    what it says of ``resources.judge.catalog``.  Raises BadSpec, which names the file ``named_in``.
     """
     before = None if run_dir is None else _model_before(run_dir)
     model = spec.model
@@ -62,19 +69,19 @@ def with_pinned_model(
         found = spec.model_copy(update={"model": pinned(model, anywhere=anywhere, catalog=catalog)})
     except ModelFolderRefused as unusable:
         raise BadSpec([f"{named_in}: {unusable.problem}"]) from unusable
-    return _with_pinned_judge(found, named_in=named_in, anywhere=anywhere)
+    return _with_pinned_judge(found, named_in=named_in, anywhere=anywhere, catalog=judge)
 
 
-def _with_pinned_judge(spec: RunSpec, *, named_in: Path, anywhere: bool) -> RunSpec:
+def _with_pinned_judge(spec: RunSpec, *, named_in: Path, anywhere: bool, catalog: CatalogFolder | None) -> RunSpec:
     judge = spec.resources.judge
     if judge is None:
         return spec
     try:
-        model: Any = pinned(PretrainedModel(path=judge.path), anywhere=anywhere)
+        model: Any = pinned(judge.model, anywhere=anywhere, catalog=catalog)
     except ModelFolderRefused as unusable:
-        problem = replace(unusable.problem, field="resources.judge.path")
+        problem = unusable.problem.renamed("model", OF_THE_RUN)
         raise BadSpec([f"{named_in}: {problem}"]) from unusable
-    at = judge.model_copy(update={"path": model.path})
+    at = judge.model_copy(update={"path": model.path, "catalog": None})
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"judge": at})})
 
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from engine.models.memory import adapted_modules, is_mixture
 from engine.models.origin import folder_of, model_origin
 from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer import tokenizer_for
+from engine.spec.judge import OF_THE_RUN
 from engine.spec.model import BuiltinModel, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
@@ -67,19 +67,18 @@ def lacking_for_judge(spec: RunSpec) -> Iterator[Problem]:
     judge = spec.resources.judge
     if judge is None:
         return
-    yield from _no_interpreter("resources.judge")
-    field = "resources.judge.path"
+    yield from _no_interpreter(OF_THE_RUN)
     try:
-        folder = opened_folder(folder_of(PretrainedModel(path=judge.path)), field=field)
+        folder = opened_folder(folder_of(judge.model), field=f"{OF_THE_RUN}.path")
     except ModelFolderRefused as unusable:
-        yield replace(unusable.problem, field=field)
+        yield unusable.problem.renamed("model", OF_THE_RUN)
         return
     longest = folder.longest_context
     if judge.context_tokens is not None and longest is not None and judge.context_tokens > longest:
         problem = f"the model was made for {longest} tokens (max_position_embeddings)"
-        yield Problem("resources.judge.context_tokens", judge.context_tokens, problem, f"use at most {longest}")
+        yield Problem(f"{OF_THE_RUN}.context_tokens", judge.context_tokens, problem, f"use at most {longest}")
     heads = folder.text_config.get("num_attention_heads")
-    yield from _undivided("resources.judge.tensor_parallel", heads, judge.tensor_parallel)
+    yield from _undivided(f"{OF_THE_RUN}.tensor_parallel", heads, judge.tensor_parallel)
 
 
 def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:

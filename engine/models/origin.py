@@ -103,7 +103,7 @@ def pinned(model: Model, *, anywhere: bool, catalog: CatalogFolder | None = None
 
     ``anywhere`` says whether absolute paths are taken: on the command line, whose user may read what she may read.
     ``catalog`` is what ``model.catalog`` means, of a run that the service launched; no other way leads into the folder
-    of the catalog there.  Raises ModelFolderRefused.
+    of the catalog there.  A judge's model is found in the same way.  Raises ModelFolderRefused.
     """
     named = {"path": getattr(model, "path", None), "run": getattr(model, "run", None)}
     for field, value in named.items():

@@ -17,7 +17,8 @@ def refusals_of_judge(run: Any) -> Iterator[PydanticCustomError]:
     of_the_run = [(path, endpoint) for path, endpoint in asking if endpoint.is_of_the_run]
     for path, endpoint in of_the_run:
         if run.resources.judge is None:
-            problem, remedy = "the run starts no such servers", "add resources.judge with a path, or give an address"
+            problem = "the run starts no such servers"
+            remedy = "add resources.judge with a path or a version of the catalog, or give an address"
             yield impossible(f"{path}.endpoint", OF_THE_RUN, problem, remedy)
         if endpoint.api_key_variable is not None:
             problem = "servers of the run have keys that the engine makes"

@@ -17,6 +17,8 @@ class Launch(Strict):
     run_dir: str
     catalog: CatalogFolder | None = None
     """What ``spec.model.catalog`` named when the run was submitted; absent where it names nothing."""
+    judge: CatalogFolder | None = None
+    """What ``spec.resources.judge.catalog`` named then."""
     dataset: CatalogFolder | None = None
     """What ``spec.dataset.catalog`` named then; its ``sha256`` is that of ``dataset.json``."""
     tasks: CatalogFolder | None = None

@@ -37,7 +37,7 @@ class ModelManifest(Strict):
 
 
 class CatalogFolder(Strict):
-    """Which files ``model.catalog`` or ``dataset.catalog`` named when a run was submitted."""
+    """Which files a ``catalog`` of the spec, e.g. ``model.catalog``, named when a run was submitted."""
 
     version: str
     """As the spec names it, ``name@3``."""

@@ -1,7 +1,7 @@
 """Bad input, told so that its author can mend it: field, value, what is wrong, remedy."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,13 @@ class Problem:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    def renamed(self, table: str, to: str) -> "Problem":
+        """The same problem of the table ``to``, which is read as ``table`` is; its remedy names ``to`` as well."""
+        if not self.field.startswith(f"{table}."):
+            return self
+        field, remedy = to + self.field.removeprefix(table), self.remedy.replace(f"{table}.", f"{to}.")
+        return replace(self, field=field, remedy=remedy)
 
 
 def problems_in(error: ValidationError, model: type[BaseModel]) -> list[Problem]:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from engine.spec.impossible import impossible
-from engine.spec.model import ContextTokens, FolderPath, Precision
+from engine.spec.model import ContextTokens, FolderPath, Precision, PretrainedModel
+from engine.spec.model_files import CatalogVersion
 from engine.spec.strict import Strict
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+$", max_length=300)]
@@ -129,9 +130,28 @@ class JudgeServers(SglangServers):
     Whoever judges names ``resources.judge`` as its endpoint.
     """
 
-    path: FolderPath
+    path: FolderPath | None = None
     """The model's folder, as ``model.path``; with a tokenizer and a chat template."""
+    catalog: CatalogVersion | None = None
+    """A version of the team's catalog, as ``name@version``, in place of a path."""
     dtype: Precision = "bfloat16"
     """In what it computes."""
     context_tokens: ContextTokens | None = None
     """Question and answer must fit in here; absent: what the model was made for."""
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> Self:
+        given = sum(place is not None for place in (self.path, self.catalog))
+        if given != 1:
+            raise impossible(
+                "path",
+                self.path,
+                f"a judge's model comes from exactly one of path and catalog, not {given}",
+                "remove one of them" if given else 'set path = "a-folder-with-a-model", or catalog = "name@version"',
+            )
+        return self
+
+    @property
+    def model(self) -> PretrainedModel:
+        """The model as a spec names the policy's, to be found in the same way."""
+        return PretrainedModel(path=self.path, catalog=self.catalog)

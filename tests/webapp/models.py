@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.spec.model_files import MANIFEST, ModelManifest, StoredFile
+from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Model, ModelVersion
 
@@ -34,6 +35,14 @@ def ready_version(
     _write(version.folder, files, text)
     version.save()
     return version
+
+
+def judged_by(*, trained: str | None = "qwen@1", **judge: str) -> RunSpec:
+    """A run of that version, or of the built-in model, whose turns are judged by servers of its own."""
+    asked = {"kind": "llm", "endpoint": "resources.judge", "model": "judge"}
+    recipe = {"credit": {"kind": "attribution", "judge": asked}}
+    model = {"model": {"kind": "pretrained", "catalog": trained}} if trained else {}
+    return RunSpec.model_validate({"name": "x", "recipe": recipe, "resources": {"judge": judge}} | model)
 
 
 def _write(folder: Path, files: dict[str, bytes], manifest: str) -> None:

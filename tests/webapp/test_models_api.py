@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from engine.spec.run import RunSpec
 from tests.webapp.at_once import at_once
-from tests.webapp.models import FILES, ready_version
+from tests.webapp.models import FILES, judged_by, ready_version
 from webapp.accounts.models import AuditEntry, Team, User
 from webapp.catalog import uploads
 from webapp.catalog.models import ModelVersion, Upload, UploadPart
@@ -165,6 +165,38 @@ def test_a_run_uses_the_version_that_its_spec_names(team: Team, alice: User, api
     assert [row["id"] for row in detail["live_runs"]] == [str(run.id)]
 
 
+def test_a_run_judges_with_the_version_that_its_spec_names(team: Team, alice: User, api_of: Callable[..., Any]) -> None:
+    trained, judge = ready_version(team), ready_version(team, "judge")
+    run = submit_run(team, judged_by(catalog="judge@1"), acting_user=alice)
+    assert (run.model_version, run.judge_version) == (trained, judge)
+    api = api_of(alice)
+    for version in (trained, judge):
+        assert [row["id"] for row in api.get(f"/model-versions/{version.id}").json()["live_runs"]] == [str(run.id)]
+    checkpointed(run, 1)
+    promoted = api.post(f"/runs/{run.id}/checkpoints/1/promote", {"name": "tuned"}).json()
+    assert promoted["parent"] == trained.id
+
+
+@pytest.mark.parametrize("name", ["judge@2", "theirs@1", "judge@latest"])
+def test_a_judges_version_that_is_not_the_teams_is_refused_as_a_models_is(
+    team: Team, alice: User, charlie: User, name: str
+) -> None:
+    ready_version(charlie.memberships.get().team, "theirs")
+    ready_version(team)
+    ready_version(team, "judge")
+    refusals = []
+    for spec in (judged_by(catalog=name), named(name)):
+        with pytest.raises(Invalid) as refused:
+            submit_run(team, spec, acting_user=alice)
+        refusals.append((str(refused.value), refused.value.problems[0]))
+    (why, problem), (why_of_model, problem_of_model) = refusals
+    assert why == why_of_model
+    assert (problem.field, problem.value) == ("resources.judge.catalog", name)
+    assert (problem.message, problem.remedy) == (problem_of_model.message, problem_of_model.remedy)
+    assert "theirs" not in problem.remedy
+    assert not Run.objects.exists()
+
+
 @pytest.mark.parametrize("name", ["qwen@2", "other@1", "qwen@latest", "qwen@01x", "qwen@9999999999999999999"])
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(team: Team, alice: User, name: str) -> None:
     ready_version(team)
@@ -194,6 +226,18 @@ def test_no_path_leads_into_what_belongs_to_teams(team: Team, alice: User, path:
     with pytest.raises(Invalid) as refused:
         submit_run(team, spec, acting_user=alice)
     assert refused.value.problems[0].field == "model.path"
+
+
+@pytest.mark.parametrize("path", ["catalog/1/" + SHA, "uploads/x", "/etc", "../outside"])
+def test_no_path_of_a_judge_leads_there_or_out_of_the_models_folder(team: Team, alice: User, path: str) -> None:
+    ready_version(team)
+    with pytest.raises(Invalid) as refused:
+        submit_run(team, judged_by(path=path), acting_user=alice)
+    problem = refused.value.problems[0]
+    assert (problem.field, problem.value) == ("resources.judge.path", path)
+    if path.startswith(("catalog", "uploads")):
+        assert problem.remedy == 'set resources.judge.catalog = "name@version"'
+    assert submit_run(team, judged_by(path="a-judge"), acting_user=alice).judge_version is None
 
 
 # Uploading
@@ -450,6 +494,20 @@ def test_what_a_live_run_uses_is_not_deleted(team: Team, alice: User, api_of: Ca
     assert api.client.delete(path).status_code == 404
     first.refresh_from_db()
     assert first.model_version is None
+
+
+def test_what_a_live_run_judges_with_is_not_deleted(team: Team, alice: User, api_of: Callable[..., Any]) -> None:
+    ready_version(team)
+    judge = ready_version(team, "judge")
+    run = submit_run(team, judged_by(catalog="judge@1"), acting_user=alice)
+    api, path = api_of(alice), f"/api/v1/model-versions/{judge.id}"
+    refused = api.client.delete(path)
+    assert (refused.status_code, fields_of(refused)) == (409, ["run"])
+    assert run.move_to(RunStatus.CANCELLED, by="test")
+    assert [row["id"] for row in api.get(f"/model-versions/{judge.id}").json()["ended_runs"]] == [str(run.id)]
+    assert api.client.delete(path).status_code == 204
+    run.refresh_from_db()
+    assert (run.judge_version, str(run.model_version)) == (None, "qwen@1")
 
 
 def test_a_run_cannot_take_a_version_while_it_is_deleted(team: Team, alice: User) -> None:

@@ -8,8 +8,9 @@ from django.test import Client
 from django.utils import timezone
 
 from engine.spec.run import RunSpec
-from tests.webapp.models import ready_version
-from tests.webapp.test_pages_spec import browser, experiment, form_of, saved, shown
+from tests.webapp.forms import posted_by
+from tests.webapp.models import judged_by, ready_version
+from tests.webapp.test_pages_spec import about, browser, experiment, form_of, saved, shown
 from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team
 from webapp.catalog.models import ModelVersion, Upload
@@ -113,6 +114,17 @@ def test_a_version_shows_its_lineage_and_what_depends_on_it(team: Team, alice: U
         assert part in page
 
 
+def test_a_run_and_the_version_that_judges_it_name_each_other(team: Team, alice: User) -> None:
+    ready_version(team)
+    judge = ready_version(team, "judge")
+    run = submit_run(team, judged_by(catalog="judge@1"), acting_user=alice)
+    client = signed_in(alice)
+    assert f'<dt>Judge</dt><dd><a href="/models/versions/{judge.id}/">judge@1' in text_of(client, f"/runs/{run.id}/")
+    page = text_of(client, f"/models/versions/{judge.id}/")
+    for part in ("Runs that use it", f'href="/runs/{run.id}/"', "must end first", "disabled"):
+        assert part in page
+
+
 def test_what_strangers_wrote_is_text(team: Team, alice: User) -> None:
     version = ready_version(team, licence_text="<script>alert(1)</script>", architecture="<b>x</b>")
     for path in ("/models/", f"/models/versions/{version.id}/"):
@@ -171,6 +183,23 @@ def test_the_form_offers_the_teams_ready_versions(browser: Client, experiment: E
     assert "theirs@1" not in page
     changed = form | {"base": '{"name": "x", "model": {"kind": "pretrained"}}', "model.catalog": "qwen@1"}
     assert saved(browser, experiment, changed).model.catalog == "qwen@1"  # type: ignore[union-attr]
+
+
+def test_the_form_offers_them_for_a_judge_too(browser: Client, experiment: Experiment) -> None:
+    ready_version(experiment.team, "judge")
+    asked = {"kind": "llm", "endpoint": "resources.judge", "model": "judge"}
+    form = form_of(browser, experiment) | {"recipe.credit.kind": "attribution"}
+    form = posted_by(shown(browser, experiment, form)) | {"recipe.credit.judge.kind": "llm"}
+    form = posted_by(shown(browser, experiment, form)) | {"resources.judge": "on"}
+    form |= {f"recipe.credit.judge.{name}": value for name, value in asked.items()}
+    page = shown(browser, experiment, form)
+    field = page.split('name="resources.judge.catalog"')[1].split(">")[0]
+    assert 'list="ready-models"' in field
+    assert '<option value="judge@1">' in page
+    assert "exactly one of path and catalog, not 0" in about(page, "resources.judge.path")
+    judge = saved(browser, experiment, form | {"resources.judge.catalog": "judge@1"}).resources.judge
+    assert judge is not None
+    assert (judge.path, judge.catalog) == (None, "judge@1")
 
 
 def test_launching_with_a_version_that_is_gone_says_so_on_the_page(team: Team, alice: User) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from engine.launch.job import launch_from_file
 from engine.models.catalog import catalog_folder
 from engine.models.refusal import ModelFolderRefused
 from engine.spec.model_files import MANIFEST, CatalogFolder
 from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of
+from tests.webapp.models import judged_by
 from webapp import queue
 from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team
@@ -30,7 +32,7 @@ from webapp.catalog.models import Model, ModelVersion, Upload, UploadPart
 from webapp.catalog.stored_versions import cancel_stored
 from webapp.catalog.uploads import begin_upload, complete_upload, put_part
 from webapp.catalog.versions import bytes_of
-from webapp.library.services import promote_checkpoint
+from webapp.library.services import delete_version, promote_checkpoint
 from webapp.refusals import Invalid, Refused
 from webapp.runs.services import submit_run
 from workers import engine_process, model_store, model_tidy, sources, stored_pieces, version_work
@@ -588,6 +590,35 @@ def test_the_launch_document_pins_what_the_spec_names(
     launch(str(run.id))
     document = json.loads((Path(settings.PALESTRA_RUNS) / str(run.id) / "attempt-1.json").read_text())
     assert document["catalog"] == {"version": "qwen@1", "team": str(team.id), "sha256": version.sha256}
+
+
+def test_the_files_that_a_run_judges_with_are_pinned_and_kept_until_it_ends(
+    imported: Imported, team: Team, user: User, cluster: Any, settings: Any, work: Callable[[], None], monkeypatch: Any
+) -> None:
+    from workers.launch import launch
+
+    monkeypatch.setattr(model_tidy, "OLD_S", -10.0)
+    version = imported(name="judge")
+    run = submit_run(team, judged_by(trained=None, catalog="judge@1"), acting_user=user)
+    launch(str(run.id))
+    file = Path(settings.PALESTRA_RUNS) / str(run.id) / "attempt-1.json"
+    monkeypatch.setenv("PALESTRA_MODELS", str(settings.PALESTRA_MODELS))
+    document = json.loads(file.read_text())
+    assert document["judge"] == {"version": "judge@1", "team": str(team.id), "sha256": version.sha256}
+    assert document["catalog"] is None
+    judge = launch_from_file(file).spec.resources.judge
+    assert judge is not None
+    assert judge.path == str(version.folder)
+    with pytest.raises(Refused) as refused:
+        delete_version(version, acting_user=user)
+    assert refused.value.problems[0].value == str(run.id)
+    model_tidy.tidy_models()
+    assert version.folder.is_dir()
+    run.refresh_from_db()
+    assert run.move_to("cancelled", by="test")
+    delete_version(version, acting_user=user)
+    work()
+    assert not version.folder.exists()
 
 
 def test_a_mangled_archive_is_read_or_refused_and_never_a_fault() -> None:

@@ -58,6 +58,7 @@ _MAIN = {
         "steps", "prompts_per_step", "group_size", "minibatch_trajectories", "temperature", "checkpoint_every",
     },
     "resources": {"device", "threads", "kv_slots"},
+    "resources.judge": {"path", "catalog", "servers", "tensor_parallel"},
 }  # fmt: skip
 """Always in sight; every other field of these tables is behind "More"."""
 _ROW = re.compile(r"\.\d+")

@@ -197,7 +197,7 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
 
 
 def _ready_models(request: PageRequest, experiment: Experiment | None) -> list[ModelVersion]:
-    """What ``model.catalog`` may name, the newest first."""
+    """What ``model.catalog`` and ``resources.judge.catalog`` may name, the newest first."""
     ready = versions_of(request).filter(state=VersionState.READY)
     return list((ready.filter(model__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 
 from engine.spec.problems import Problem
 from webapp import queue
@@ -90,8 +91,14 @@ def _run(team_id: int, run_id: str) -> Run | None:
 
 def dependents_of(version: ModelVersion) -> Dependents:
     unended = Run.objects.filter(team=version.model.team).exclude(state__in=ENDED).select_related("model_version")
-    live = [run for run in unended if any(earlier.model_version_id == version.id for earlier in _lineage(run))]
-    ended = list(version.runs.filter(state__in=ENDED).order_by("-number"))
+    live = [
+        run
+        for run in unended
+        if run.judge_version_id == version.id
+        or any(earlier.model_version_id == version.id for earlier in _lineage(run))
+    ]
+    named = Q(model_version=version) | Q(judge_version=version)
+    ended = list(Run.objects.filter(named, state__in=ENDED).order_by("-number"))
     descendants = version.descendants.filter(state=VersionState.READY).select_related("model").order_by("-id")
     return Dependents(live, ended, list(descendants), version.conversations.count())
 

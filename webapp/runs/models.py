@@ -73,6 +73,8 @@ class Run(models.Model):
     """``engine.spec.run.RunSpec``; never changes."""
     model_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
     """What ``spec.model.catalog`` named when the run was submitted."""
+    judge_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="judged_runs")
+    """What ``spec.resources.judge.catalog`` named then."""
     dataset_version = models.ForeignKey(DatasetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
     """What ``spec.dataset.catalog`` named then."""
     task_version = models.ForeignKey(TaskSetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")

@@ -15,6 +15,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from engine.spec.foreign_environments import InPackage
+from engine.spec.judge import OF_THE_RUN
 from engine.spec.mixture import parts_of, terminals_of
 from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
@@ -57,11 +58,14 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
 
 def _named_versions(team: Team, spec: RunSpec) -> dict[str, Any]:
     """What the spec names of the catalog.  Raises Invalid."""
-    model, (field, terminal) = spec.model, next(iter(terminals_of(spec.environment)), ("environment", None))
+    model, judge = spec.model, spec.resources.judge
+    field, terminal = next(iter(terminals_of(spec.environment)), ("environment", None))
     of_model = model.catalog if isinstance(model, PretrainedModel) else None
+    of_judge = judge and judge.catalog
     of_tasks = terminal and terminal.catalog
     return {
         "model_version": of_model and ready_stored(ModelVersion, team, of_model, "model.catalog"),
+        "judge_version": of_judge and ready_stored(ModelVersion, team, of_judge, f"{OF_THE_RUN}.catalog"),
         "dataset_version": spec.dataset.catalog
         and ready_stored(DatasetVersion, team, spec.dataset.catalog, "dataset.catalog"),
         "task_version": of_tasks and ready_stored(TaskSetVersion, team, of_tasks, f"{field}.catalog"),

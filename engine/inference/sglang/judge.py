@@ -26,7 +26,6 @@ from engine.inference.sglang.servers import Fleet, Server, Timings, reading_of
 from engine.judge_endpoint import NOT_THAT_DOCUMENT, ChatAnswer
 from engine.models.origin import folder_of
 from engine.spec.judge import OF_THE_RUN
-from engine.spec.model import PretrainedModel
 from engine.spec.run import Resources
 from engine.spec.sglang import JudgeServers
 from engine.spec.usage import ServerReading
@@ -116,7 +115,7 @@ class ServedJudgeModel:
 
     def _server(self, number: int) -> Server:
         settings, device = self._settings, self._resources.device
-        folder = folder_of(PretrainedModel(path=settings.path))
+        folder = folder_of(settings.model)
         environment = common_environment(
             settings, number, threads=self._resources.threads, device=device, first_gpu=self._first_gpu
         )

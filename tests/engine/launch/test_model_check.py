@@ -11,7 +11,7 @@ import pytest
 
 from engine.launch.job import launch_from_file
 from engine.launch.model_check import checked
-from engine.launch.preflight import BadSpec
+from engine.launch.preflight import BadSpec, differing_fields
 from engine.models.catalog import catalog_folder
 from engine.models.origin import pinned
 from engine.models.refusal import ModelFolderRefused
@@ -122,16 +122,19 @@ def test_a_file_of_many_pieces_is_compared_by_its_length(tmp_path: Path) -> None
         catalog_folder(tmp_path, version)
 
 
-def launch_file(tmp_path: Path, pinned_to: CatalogFolder | None) -> Path:
-    model = {"kind": "pretrained", "context_tokens": 1024, "catalog": "qwen@3"}
-    spec = RunSpec.model_validate({"name": "x", "model": model})
+def written_launch(tmp_path: Path, spec: RunSpec, **pinned_to: CatalogFolder | None) -> Path:
     run_dir = tmp_path / "run"
     run_dir.mkdir(exist_ok=True)
     document = Launch(run_id="r", attempt=1, spec=spec, ingest_url="http://127.0.0.1:1", token="t",
-                      run_dir=str(run_dir), catalog=pinned_to)  # fmt: skip
+                      run_dir=str(run_dir), **pinned_to)  # fmt: skip
     path = run_dir / "attempt-1.json"
     path.write_text(document.model_dump_json())
     return path
+
+
+def launch_file(tmp_path: Path, pinned_to: CatalogFolder | None) -> Path:
+    model = {"kind": "pretrained", "context_tokens": 1024, "catalog": "qwen@3"}
+    return written_launch(tmp_path, RunSpec.model_validate({"name": "x", "model": model}), catalog=pinned_to)
 
 
 def test_a_launched_run_finds_the_version_that_was_pinned(tmp_path: Path, stored: CatalogFolder) -> None:
@@ -151,6 +154,48 @@ def test_a_version_that_no_document_pins_and_one_that_was_changed_are_refused(
     (tmp_path / "models" / "catalog" / "7" / stored.sha256 / "config.json").write_text("{}")
     with pytest.raises(BadSpec, match=r"config\.json has .* bytes, and had"):
         launch_from_file(launch_file(tmp_path, stored))
+
+
+def judged_launch(tmp_path: Path, judge: CatalogFolder | None, catalog: CatalogFolder | None = None) -> Path:
+    """A run of the built-in model whose turns are judged by the version."""
+    asked = {"kind": "llm", "endpoint": "resources.judge", "model": "judge"}
+    recipe = {"credit": {"kind": "attribution", "judge": asked}}
+    resources = {"judge": {"catalog": "qwen@3", "context_tokens": 512}}
+    spec = RunSpec.model_validate({"name": "x", "recipe": recipe, "resources": resources})
+    return written_launch(tmp_path, spec, judge=judge, catalog=catalog)
+
+
+def test_a_launched_run_finds_the_version_that_was_pinned_for_its_judge(
+    tmp_path: Path, stored: CatalogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.loop.requirements import lacking
+
+    monkeypatch.setattr("engine.loop.generator_requirements._has_sglang", lambda _: True)
+    spec = launch_from_file(judged_launch(tmp_path, stored)).spec
+    judge = spec.resources.judge
+    assert judge is not None
+    assert (judge.path, judge.catalog) == (str(tmp_path / "models" / "catalog" / "7" / stored.sha256), None)
+    assert judge.context_tokens == 512
+    assert lacking(spec) == []
+    of_checkpoint = RunSpec.model_validate_json(spec.model_dump_json())
+    assert differing_fields(of_checkpoint, launch_from_file(judged_launch(tmp_path, stored)).spec) == []
+
+
+def test_a_judges_version_that_no_document_pins_and_one_that_was_changed_are_refused(
+    tmp_path: Path, stored: CatalogFolder
+) -> None:
+    with pytest.raises(BadSpec, match=r"resources\.judge\.catalog = 'qwen@3': there is no catalog"):
+        launch_from_file(judged_launch(tmp_path, None, catalog=stored))
+    (tmp_path / "models" / "catalog" / "7" / stored.sha256 / "config.json").write_text("{}")
+    with pytest.raises(BadSpec, match=r"resources\.judge\.catalog = 'qwen@3': config\.json has .* bytes, and had"):
+        launch_from_file(judged_launch(tmp_path, stored))
+
+
+def test_a_judges_version_of_another_team_is_not_where_the_document_pins_it(
+    tmp_path: Path, stored: CatalogFolder
+) -> None:
+    with pytest.raises(BadSpec, match=r"resources\.judge\.catalog = 'qwen@3': .* cannot be read"):
+        launch_from_file(judged_launch(tmp_path, stored.model_copy(update={"team": "8"})))
 
 
 @pytest.mark.parametrize("path", ["catalog/7", "x/../catalog/7", "link", "uploads/1"])

@@ -32,7 +32,7 @@ def by_rubric(judge: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "field", "remedy"),
     [
-        (document(None, asked=OWN), "recipe.credit.judge.endpoint", "resources.judge"),
+        (document(None, asked=OWN), "recipe.credit.judge.endpoint", "resources.judge with a path or a version of the"),
         (
             document(None, **by_rubric(OWN), recipe={}),
             "environment.components.0.verifier.judge.endpoint",
@@ -45,7 +45,9 @@ def by_rubric(judge: dict[str, Any]) -> dict[str, Any]:
             "recipe.credit.judge.api_key_variable",
             "remove it",
         ),
-        (document({}, asked=OWN), "resources.judge.path", ""),
+        (document({}, asked=OWN), "resources.judge.path", 'or catalog = "name@version"'),
+        (document(SERVERS | {"catalog": "judge@1"}, asked=OWN), "resources.judge.path", "remove one of them"),
+        (document({"catalog": "judge"}, asked=OWN), "resources.judge.catalog", "name@version"),
         (document(SERVERS | {"flags": ["trust-remote-code"]}, asked=OWN), "resources.judge.flags.0", "use some of"),
         (document(SERVERS, asked=OWN | {"endpoint": "resources.judge/v1"}), "recipe.credit.judge.endpoint", ""),
     ],
@@ -60,7 +62,7 @@ def test_servers_that_nobody_asks_and_askers_without_servers_are_refused(given: 
 
 def test_turns_and_rubrics_may_be_judged_by_servers_of_the_run() -> None:
     RunSpec.model_validate(document(SERVERS, asked=OWN))
-    RunSpec.model_validate(document(SERVERS, **by_rubric(OWN), recipe={}))
+    RunSpec.model_validate(document({"catalog": "judge@1"}, **by_rubric(OWN), recipe={}))
 
 
 def spec_of(**judge: Any) -> RunSpec:
@@ -72,6 +74,8 @@ def test_what_its_servers_lack_is_named_before_the_start(monkeypatch: pytest.Mon
     assert lacking(spec_of()) == []
     [absent] = lacking(spec_of(path=str(tmp_path / "nothing")))
     assert absent.field == "resources.judge.path"
+    [unpinned] = lacking(RunSpec.model_validate(document({"catalog": "judge@1"}, asked=OWN)))
+    assert (unpinned.field, unpinned.value) == ("resources.judge.catalog", "judge@1")
     [longer] = lacking(spec_of(context_tokens=4096))
     assert (longer.field, longer.remedy) == ("resources.judge.context_tokens", "use at most 1024")
     [undivided] = lacking(spec_of(tensor_parallel=3))
@@ -89,5 +93,19 @@ def test_its_folder_is_found_as_the_models_is(monkeypatch: pytest.MonkeyPatch, t
     assert found.resources.judge is not None
     assert found.resources.judge.path == str(tmp_path / "a-judge")
     for path in ("/etc", "../outside", "catalog/of-teams"):
-        with pytest.raises(BadSpec, match=r"resources\.judge\.path|model\.path"):
+        with pytest.raises(BadSpec, match=r"resources\.judge\.path = ") as refused:
             with_pinned_model(spec_of(path=path), None, named_in=Path("run.toml"), anywhere=False)
+    assert refused.value.lines[0].endswith('; set resources.judge.catalog = "name@version"')
+
+
+def test_a_version_without_a_catalog_is_refused_as_the_models_is(tmp_path: Path) -> None:
+    judged = RunSpec.model_validate(document({"catalog": "judge@1"}, asked=OWN))
+    trained = RunSpec.model_validate({"name": "x", "model": {"kind": "pretrained", "catalog": "judge@1"}})
+    lines = []
+    for spec in (judged, trained):
+        with pytest.raises(BadSpec) as refused:
+            with_pinned_model(spec, None, named_in=tmp_path / "run.toml", anywhere=True)
+        lines += refused.value.lines
+    assert lines[0] == lines[1].replace("model.", "resources.judge.")
+    assert "resources.judge.catalog = 'judge@1': there is no catalog of models here" in lines[0]
+    assert lines[0].endswith("or set resources.judge.path to the model's folder")
