@@ -136,6 +136,7 @@ def test_the_digest_changes_with_the_settings_and_not_with_the_seeds(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # a benchmark of several runs
 def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
     lines: list[str] = []
     first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, log=lines.append)

@@ -477,7 +477,9 @@ def completed(team: Team, user: User, root: Path, work: Callable[[], None]) -> C
 Completed = Callable[..., ModelVersion]
 
 
-@pytest.mark.parametrize("folder", ["", "./", "Qwen3-4B/", "./a/"])
+@pytest.mark.parametrize(
+    "folder", ["", *(pytest.param(name, marks=pytest.mark.soak) for name in ("./", "Qwen3-4B/")), "./a/"]
+)
 def test_files_and_a_tar_of_them_are_the_same_content_as_the_folder(
     imported: Imported, completed: Completed, root: Path, small_parts: None, small_pieces: int, folder: str
 ) -> None:

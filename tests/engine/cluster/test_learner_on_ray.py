@@ -65,7 +65,11 @@ GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "
     ("lines", "reported"),
     [
         (GOOD * 3, ["read 1 3", "learned True"]),
-        (GOOD + "[]\n", ["raised BadRecording:", "chat.jsonl: line 2 = []: this is no JSON object"]),
+        pytest.param(
+            GOOD + "[]\n",
+            ["raised BadRecording:", "chat.jsonl: line 2 = []: this is no JSON object"],
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["learned", "refused"],
 )

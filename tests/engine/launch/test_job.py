@@ -95,6 +95,7 @@ def test_a_killed_job_goes_on_as_attempt_two_and_every_event_is_stored_once(
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_shipper.py stops the service at every moment
 def test_a_run_that_ended_while_the_service_was_down_is_reported_by_the_next_attempt(job: Job, service: Any) -> None:
     first = job.start()
     service.wait_for(entered("collect", 1), 500)

@@ -148,10 +148,11 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
 @pytest.mark.parametrize(
     ("phase", "step"),
     [
-        ("collect", 1),
         ("update", 3),
-        ("checkpoint", 4),
-        *(pytest.param(phase, step, marks=pytest.mark.soak) for phase, step in (("evaluate", 0), ("score", 5))),
+        *(
+            pytest.param(phase, step, marks=pytest.mark.soak)
+            for phase, step in (("evaluate", 0), ("collect", 1), ("checkpoint", 4), ("score", 5))
+        ),
     ],
 )
 def test_a_run_killed_in_any_phase_trains_on_every_prompt_once(overlapping: Training, phase: str, step: int) -> None:

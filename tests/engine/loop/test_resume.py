@@ -79,11 +79,10 @@ def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> Non
     ("phase", "step"),
     [
         ("collect", 1),
-        ("update", 3),
         ("checkpoint", 4),
         *(
             pytest.param(phase, step, marks=pytest.mark.soak)
-            for phase, step in (("cold-start", 0), ("evaluate", 0), ("collect", 5))
+            for phase, step in (("cold-start", 0), ("evaluate", 0), ("update", 3), ("collect", 5))
         ),
     ],
 )
@@ -134,7 +133,11 @@ def _goes_on_after(rounds: int, played: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("phase", "step"), [pytest.param("collect", 2, marks=pytest.mark.soak), ("judge", 4), ("update", 5)]
+    ("phase", "step"),
+    [
+        ("update", 5),
+        *(pytest.param(phase, step, marks=pytest.mark.soak) for phase, step in (("collect", 2), ("judge", 4))),
+    ],
 )
 def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_the_same_state(
     parts_training: Any, undisturbed_parts: Any, phase: str, step: int

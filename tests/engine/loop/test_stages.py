@@ -148,7 +148,11 @@ def test_of_checkpoints_within_stages_none_is_left_and_none_was_announced(undist
 
 @pytest.mark.parametrize(
     ("deaths", "resumed_from"),
-    [([begun(1, 10)], [10]), ([begun(2, 0)], [10]), ([begun(1, 10), begun(2, 20)], [10, 40])],
+    [
+        pytest.param([begun(1, 10)], [10], marks=pytest.mark.soak),
+        ([begun(2, 0)], [10]),
+        ([begun(1, 10), begun(2, 20)], [10, 40]),
+    ],
     ids=["first stage", "between the stages", "twice"],
 )
 def test_killed_in_the_middle_of_a_stage_it_goes_on_from_there_to_the_same_bits(

@@ -6,6 +6,7 @@ A new one is an entry of ``BACKENDS``.  Where it cannot run its tests are skippe
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,24 @@ BACKENDS = {
     "admin": Backend(lambda **fields: SandboxSpec(place="service", **fields), needs="sandbox_admin"),
     "docker": Backend(lambda **fields: SandboxSpec(backend="docker", image="host", **fields), needs="docker_image"),
 }
+
+
+SOAKED = {"watched", "remote"}
+"""Every claim is tested of these through others too: of what is observed, which is watched, and of an admin's hosts,
+which are services."""
+OF_WALLS = {"test_alone", "test_limits", "test_reuse", "test_scoring", "test_walls", "test_weakening"}
+"""What holds a policy back is tested of each backend whenever everything is; the rest of what Docker's containers do
+like all others takes them two seconds a claim, and is soaked (their own tests are in ``tests/sandboxes/docker``)."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        here = isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent
+        if here and "backend" in item.fixturenames:
+            name = item.callspec.params["backend"]
+            if name in SOAKED or (name == "docker" and item.path.stem not in OF_WALLS):
+                item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(params=BACKENDS)
