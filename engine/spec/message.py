@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import isfinite
 from typing import Any, Literal, Self
 
@@ -38,18 +39,25 @@ def unstorable(value: object, depth: int = 0) -> str | None:
         case float():
             return None if isfinite(value) else f"{value} is no number of JSON"
         case dict() | Mapping():
-            inside = [part for name, held in value.items() for part in (name, held)]
+            inside = chain.from_iterable(value.items())
         case list() | tuple():
-            inside = list(value)
+            inside = iter(value)
         case _:
             return f"a {type(value).__name__} is no JSON"
     if depth == DEEPEST_ARGUMENTS:
         return f"more than {DEEPEST_ARGUMENTS} objects and lists inside one another"
-    return next((problem for part in inside if (problem := unstorable(part, depth + 1)) is not None), None)
+    for part in inside:
+        # Most parts are texts, and looking at one takes less than a call of this function.
+        problem = _unstorable_text(part) if type(part) is str else unstorable(part, depth + 1)
+        if problem is not None:
+            return problem
+    return None
 
 
 def _unstorable_text(text: str) -> str | None:
-    if not text.isascii() and _HALF_A_PAIR.search(text):
+    if text.isascii() and "\0" not in text:
+        return None
+    if _HALF_A_PAIR.search(text):
         return "half a surrogate pair is no text"
     return "the character U+0000 cannot be stored" if "\0" in text else None
 

@@ -8,7 +8,7 @@ renderer.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
@@ -57,6 +57,7 @@ class Contexts:
     def __init__(self, renderer: Renderer, experience: Sequence[str] = ()) -> None:
         self._renderer, self._experience = renderer, tuple(experience)
         self._spoken: dict[bytes, tuple[int, Spoken]] = {}
+        self._digests = _Digests()
 
     def spoke(self, number: int, digest: bytes, reply: AssistantMessage, spoken: Spoken) -> None:
         """From now on messages may go on from this turn, which was answered with ``reply``."""
@@ -65,7 +66,7 @@ class Contexts:
     def find(self, asked: Asked) -> Found:
         """Raises RequestRefused for messages that no template can express."""
         opening, exchanges = exchanges_in(asked.messages)
-        digests = list(_digests(asked))
+        digests = self._digests.of(asked)
         known = self._longest_known(asked.messages, digests)
         try:
             if known is None:
@@ -108,7 +109,9 @@ def extended(renderer: Renderer, spoken: Spoken, messages: Sequence[Message]) ->
     if rewritten is not None:
         return Context(conversation, rewritten.token_ids, rewritten.observed, rewritten.experience_span)
     read = (*spoken.context.token_ids, *spoken.token_ids)
-    return Context(conversation, (*read, *renderer.bridge(messages)), len(read), spoken.context.experience_span)
+    return Context(
+        conversation, (*read, *renderer.bridge(exchange.messages)), len(read), spoken.context.experience_span
+    )
 
 
 def exchanges_in(messages: Sequence[Entry]) -> tuple[list[Message], list[tuple[AssistantMessage, list[Message]]]]:
@@ -148,14 +151,28 @@ def _check_results(entry: AssistantMessage, read: Sequence[Message]) -> None:
         raise RequestRefused("conversation", "a tool result stands behind another message: put it first")
 
 
-def _digests(asked: Asked) -> Iterator[bytes]:
-    """The digests of the tools, and of the tools and each beginning of the messages."""
-    tools = [(tool.name, tool.description, tool.parameters) for tool in asked.tools]
-    digest = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()
-    yield digest
-    for entry in asked.messages:
-        digest = _chained(digest, entry)
-        yield digest
+class _Digests:
+    """Most messages of a call are those of the call before, whose digests are kept."""
+
+    def __init__(self) -> None:
+        self._latest: list[tuple[Entry, bytes, bytes]] = []
+        """Each message with the digest before it and the digest behind it."""
+
+    def of(self, asked: Asked) -> list[bytes]:
+        """The digests of the tools, and of the tools and each beginning of the messages."""
+        tools = [(tool.name, tool.description, tool.parameters) for tool in asked.tools]
+        digests = [hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()]
+        for place, entry in enumerate(asked.messages):
+            digests.append(self._known(place, digests[-1], entry) or _chained(digests[-1], entry))
+        self._latest = list(zip(asked.messages, digests, digests[1:], strict=False))
+        return digests
+
+    def _known(self, place: int, before: bytes, entry: Entry) -> bytes | None:
+        """Arguments of calls are not compared: True is 1 to Python, and not to JSON."""
+        if place >= len(self._latest) or (isinstance(entry, AssistantMessage) and entry.requests):
+            return None
+        known, began, ended = self._latest[place]
+        return ended if began == before and known == entry else None
 
 
 def _chained(digest: bytes, entry: Entry) -> bytes:

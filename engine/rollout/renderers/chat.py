@@ -94,6 +94,7 @@ class ChatRenderer:
         self._stop_ids = tokenizer.stop_ids | {self._end_id}
         stops = [mark for mark, token in tokenizer.marks.items() if token in self._stop_ids]
         self._stop_pattern = pattern_of([tokenizer.mark(stop) for stop in stops])
+        self._bridged: tuple[tuple[Message, ...], str] | None = None
         self._format = self._chosen_format(tool_calls)
 
     @cached_property
@@ -284,6 +285,15 @@ class ChatRenderer:
         ]
 
     def _bridge_text(self, messages: Sequence[Message]) -> str:
+        """The latest is kept: whoever asked whether anything is rewritten asks for the bridge next."""
+        if self._bridged is not None and self._bridged[0] is messages:
+            return self._bridged[1]
+        text = self._written_bridge(messages)
+        if isinstance(messages, tuple):  # which nobody can change
+            self._bridged = messages, text
+        return text
+
+    def _written_bridge(self, messages: Sequence[Message]) -> str:
         stand_in = self._document(_answered_by(messages, several=self._frame.several_calls))
         documents = [USER, stand_in, *self._documents(messages)]
         rest = self._after_header(self._written(documents, [], generation=True))
