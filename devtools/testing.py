@@ -15,8 +15,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -66,8 +66,8 @@ def test(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor() as beside:  # pip waits for networks and disks, and the checks take one core
         making = [beside.submit(_parts, selection, rest) for selection in selections]
         failed = [name for name, command in _checks().items() if not _passes(name, command)]
-    parts = [part for made in making for part in made.result()]
-    codes = _run_all(parts, ROOT) if rest else whole_selections(parts, ROOT)
+        parts = (part for made in as_completed(making) for part in made.result())
+        codes = [code for _, code in _run_all(parts, ROOT)] if rest else whole_selections(parts, ROOT)
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
     if failed:
         print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
@@ -141,15 +141,16 @@ def _backend_part(backend: Backend, passed_on: list[str]) -> Part:
     return Part(backend.marker, ["/usr/bin/env", variable, sys.executable, "-m", "pytest", "-q", *marked])
 
 
-def whole_selections(parts: Sequence[Part], folder: Path) -> list[int]:
+def whole_selections(parts: Iterable[Part], folder: Path) -> list[int]:
     """Run all that ``parts`` select in ``folder``; the few of each that fail run once more, alone.
 
     Returns pytest's exit codes, which are 0 if each of them passes then.
     """
-    firsts = [
-        replace(part, command=[*part.command, "--cache-clear", "-o", f"cache_dir={part.cache}"]) for part in parts
-    ]
-    return [_second_chance(part, code, folder) for part, code in zip(firsts, _run_all(firsts, folder), strict=True)]
+    return [_second_chance(part, code, folder) for part, code in _run_all(map(_with_cache, parts), folder)]
+
+
+def _with_cache(part: Part) -> Part:
+    return replace(part, command=[*part.command, "--cache-clear", "-o", f"cache_dir={part.cache}"])
 
 
 def _second_chance(part: Part, code: int, folder: Path) -> int:
@@ -186,12 +187,16 @@ def _passes(name: str, command: list[str]) -> bool:
     return done.returncode == 0
 
 
-def _run_all(parts: Sequence[Part], folder: Path) -> list[int]:
-    """Parts of one process run two at a time, the first ones first; the others run after them, each for itself."""
-    small = [part for part in parts if part.processes == 1]
+def _run_all(parts: Iterable[Part], folder: Path) -> list[tuple[Part, int]]:
+    """Parts of one process run as they come, two at a time; the others run after them, each for itself."""
+    small, large = list[tuple[Part, Future[int]]](), list[Part]()
     with ThreadPoolExecutor(2) as lanes:
-        lane = {part.name: lanes.submit(_run, part, folder, prefixed=len(small) > 1) for part in small}
-    return [lane[part.name].result() if part.name in lane else _run(part, folder) for part in parts]
+        for part in parts:
+            if part.processes == 1:
+                small.append((part, lanes.submit(_run, part, folder, prefixed=True)))
+            else:
+                large.append(part)
+    return [*((part, ran.result()) for part, ran in small), *((part, _run(part, folder)) for part in large)]
 
 
 def _run(part: Part, folder: Path, *, prefixed: bool = False) -> int:

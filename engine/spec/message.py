@@ -6,7 +6,7 @@ and the ids that it wrote into an ``AssistantMessage``; what could not be read i
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import isfinite
@@ -39,9 +39,9 @@ def unstorable(value: object, depth: int = 0) -> str | None:
         case float():
             return None if isfinite(value) else f"{value} is no number of JSON"
         case dict() | Mapping():
-            inside = chain.from_iterable(value.items())
+            inside: Iterable[object] = chain.from_iterable(value.items())
         case list() | tuple():
-            inside = iter(value)
+            inside = value
         case _:
             return f"a {type(value).__name__} is no JSON"
     if depth == DEEPEST_ARGUMENTS:
