@@ -107,7 +107,7 @@ def _checks() -> dict[str, list[str]]:
 
 
 def _parts(selection: str, passed_on: list[str]) -> list[Part]:
-    """Most tests in two processes; then those that share a stack in one, beside those that drive a browser in another.
+    """Those that share a stack in one process, beside those that drive a browser in another; then most in two.
 
     Those beside verl, protocols and backends need environments of their own, and run only when they are asked for.
     """
@@ -122,13 +122,14 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
         variables = [f"{name}={folder}" for name, folder in folders.items()]
         marked = ["-m", "protocols", *_with_paths(passed_on, "protocols")]
         return [Part("protocols", ["/usr/bin/env", *variables, *pytest, *marked])]
-    in_two = [*pytest, "-n", "2"]
     # A file's tests share what its fixtures make, which are runs to their end, so they stay in one process.
-    most = [*in_two, "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
-    together = Part("together", most, processes=2)
-    marked = ["-m", f"({chosen}) and (stack or browser)", *_with_paths(passed_on, "stack", "browser")]
-    apart = Part("stacks and browsers", [*in_two, "--dist", "loadgroup", *marked], processes=2)
-    return [together] if selection == "quick" else [together, apart]
+    most = [*pytest, "-n", "2", "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
+    together = Part("most tests", most, processes=2)
+    if selection == "quick":
+        return [together]
+    stacks = ["-m", f"({chosen}) and stack", *_with_paths(passed_on, "stack")]
+    browsers = ["-m", f"({chosen}) and browser and not stack", *_with_paths(passed_on, "browser")]
+    return [Part("stacks", [*pytest, *stacks]), Part("browsers", [*pytest, *browsers]), together]
 
 
 def _backend_part(backend: Backend, passed_on: list[str]) -> Part:
@@ -168,9 +169,8 @@ def _second_chance(part: Part, code: int, folder: Path) -> int:
 
 
 def _last_failed(cache: Path) -> list[str]:
-    """The names by which pytest finds them; ``--dist loadgroup`` writes a test's group behind its own."""
     try:
-        return sorted(re.sub(r"@\w+$", "", name) for name in json.loads((cache / LAST_FAILED).read_text()))
+        return sorted(json.loads((cache / LAST_FAILED).read_text()))
     except FileNotFoundError:  # pytest removes it when nothing failed
         return []
 

@@ -52,16 +52,10 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(TEST_HOME, ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("stack"):
             item.add_marker(pytest.mark.timeout(900))  # its waits have limits of their own, which say more
-            # Those that begin with nothing running go to whoever is free: what the others share takes longest.
-            own = "empty_stack" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("own_stack" if own else "stack"))
-        elif item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.hookimpl(wrapper=True)

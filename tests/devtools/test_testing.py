@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-@pytest.mark.xdist_group("unsteady")
 def test_unsteady():
     been = Path(__file__).with_name("been")
     first = not been.exists()
@@ -60,9 +59,7 @@ def part(name: str, *options: str) -> Part:
     return Part(name, [sys.executable, "-m", "pytest", "-q", *WITHOUT_DJANGO, *options])
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("-n", "2"), ("-n", "2", "--dist", "loadgroup")], ids=["in one process", "in two", "by groups"]
-)
+@pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "loadfile")], ids=["in one process", "in two"])
 def test_one_that_passes_alone_is_named_and_fails_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
