@@ -211,7 +211,7 @@ class Dialogue:
         try:
             seed = derived_seed(answer.sampling.seed, "chat", len(self._history))
             generated = await session.sample(transcript.history, seed=seed, on_token=stream.sampled)
-            stream.tell()
+            stream.tell(is_over=True)
         finally:
             reporting.cancel()
         parsed = self._say(answer)
@@ -233,7 +233,7 @@ class Dialogue:
         stream, answer.stream = answer.stream, None
         if stream is None or not stream.token_ids:
             return None
-        stream.tell()
+        stream.tell(is_over=True)
         turn = self._turn(stream.token_ids, answer.renderer)
         self._history.append(turn)
         message = turn.parsed.message

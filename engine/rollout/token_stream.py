@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from engine.models.pretrained_tokenizer import REPLACEMENT
 from engine.rollout.renderers.contract import Renderer
 from engine.spec.chat import ShownToken, storable_text
 
@@ -29,13 +30,19 @@ class TokenStream:
             await asyncio.sleep(FLUSH_S)
             self.tell()
 
-    def tell(self) -> None:
-        """What has not been told yet."""
+    def tell(self, *, is_over: bool = False) -> None:
+        """What has not been told yet, but for a last token whose text the next one may complete.
+
+        So the text of a token does not hang on when it is told.  ``is_over``: there is no next one.
+        """
         if self._reported == len(self.token_ids):
             return
         pieces = self._renderer.pieces(self.token_ids)
-        new = range(self._reported, len(self.token_ids))
-        self._reported = len(self.token_ids)
+        held_back = not is_over and pieces[-1].endswith(REPLACEMENT)
+        new = range(self._reported, len(self.token_ids) - held_back)
+        if not new:
+            return
+        self._reported = new.stop
         self._tell(
             [ShownToken(token=self.token_ids[i], text=storable_text(pieces[i]), logprob=self._logprobs[i]) for i in new]
         )
