@@ -18,7 +18,7 @@ def renderer() -> ChatRenderer:
     return chat_renderer(folder_of("qwen3"))
 
 
-def told(renderer: ChatRenderer, tokens: list[int], moments: set[int]) -> list[list[ShownToken]]:
+def groups_of(renderer: ChatRenderer, tokens: list[int], moments: set[int]) -> list[list[ShownToken]]:
     """What is told behind so many tokens, and at the end."""
     groups = list[list[ShownToken]]()
     stream = TokenStream(renderer, groups.append)
@@ -36,20 +36,20 @@ def test_each_token_has_its_text_whenever_it_is_told(
 ) -> None:
     """``more``: tokens that spell no text."""
     tokens = [*renderer.tokenizer.encode(TEXT), *more]
-    groups = told(renderer, tokens, moments)
+    groups = groups_of(renderer, tokens, moments)
     assert all(groups)
-    assert [token for group in groups for token in group] == told(renderer, tokens, set())[0]
+    assert [token for group in groups for token in group] == groups_of(renderer, tokens, set())[0]
 
 
 def test_what_was_told_is_the_text_and_comes_at_once_where_characters_are_whole(renderer: ChatRenderer) -> None:
     tokens = renderer.tokenizer.encode(TEXT)
-    groups = told(renderer, tokens, set(range(1, len(tokens) + 1)))
+    groups = groups_of(renderer, tokens, set(range(1, len(tokens) + 1)))
     assert "".join(token.text for group in groups for token in group) == TEXT
     assert len(tokens) > len(TEXT)
-    assert len(told(renderer, renderer.tokenizer.encode("a b c"), set(range(1, 6)))) == 5
+    assert len(groups_of(renderer, renderer.tokenizer.encode("a b c"), set(range(1, 6)))) == 5
 
 
 def test_a_turn_that_ends_in_half_a_character_is_told_whole(renderer: ChatRenderer) -> None:
     *half, _ = renderer.tokenizer.encode("\U0001f600")
-    groups = told(renderer, half, set(range(1, len(half) + 1)))
+    groups = groups_of(renderer, half, set(range(1, len(half) + 1)))
     assert [token.token for group in groups for token in group] == half
