@@ -80,17 +80,17 @@ def _chosen(words: list[str]) -> tuple[list[str], list[str]]:
     return named or ["everything"], words[len(named) :]
 
 
-def _with_paths(passed_on: list[str], *marks: str) -> list[str]:
-    """What goes to pytest, and behind it the files that name one of ``marks``, unless a path is among it.
+def _with_paths(passed_on: list[str], mark: str) -> list[str]:
+    """What goes to pytest, and behind it the files that name ``mark``, unless a path is among it.
 
     Reading all the others takes most of a minute.
     """
     named = any((ROOT / word.partition("::")[0]).exists() for word in passed_on)
-    return passed_on if named else [*passed_on, *_files_that_name(*marks)]
+    return passed_on if named else [*passed_on, *_files_that_name(mark)]
 
 
-def _files_that_name(*marks: str) -> list[str]:
-    named = re.compile(rf"\bpytest\.mark\.({'|'.join(marks)})\b")
+def _files_that_name(mark: str) -> list[str]:
+    named = re.compile(rf"\bpytest\.mark\.{mark}\b")
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if named.search(file.read_text())]
 
@@ -135,11 +135,10 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
 def _backend_part(backend: Backend, passed_on: list[str]) -> Part:
     """Makes the backend's environment where it is missing."""
     python = str(backend.python(Home.from_environment().folder))
-    marked = ["-m", f"backends and {backend.marker}", *_with_paths(passed_on, backend.marker)]
+    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *_with_paths(passed_on, backend.marker)]
     if backend.interpreter_variable is None:
-        return Part(backend.marker, [python, "-m", "pytest", "-q", *marked])
-    variable = f"{backend.interpreter_variable}={python}"
-    return Part(backend.marker, ["/usr/bin/env", variable, sys.executable, "-m", "pytest", "-q", *marked])
+        return Part(backend.marker, [python, *pytest])
+    return Part(backend.marker, ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest])
 
 
 def whole_selections(parts: Iterable[Part], folder: Path) -> list[int]:

@@ -55,9 +55,7 @@ def unstorable(value: object, depth: int = 0) -> str | None:
 
 
 def _unstorable_text(text: str) -> str | None:
-    if text.isascii() and "\0" not in text:
-        return None
-    if _HALF_A_PAIR.search(text):
+    if not text.isascii() and _HALF_A_PAIR.search(text):
         return "half a surrogate pair is no text"
     return "the character U+0000 cannot be stored" if "\0" in text else None
 

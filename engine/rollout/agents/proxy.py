@@ -134,9 +134,6 @@ class ModelProxy:
 
     async def _sampled(self, asked: Asked, found: Found, most_tokens: int, live: Live | None) -> list[Call]:
         begun, self._begun = self._begun, self._begun + asked.choices
-        if asked.choices == 1:
-            only = None if live is None else live.turn(0, self.renderer)
-            return [await self._turn(asked, found, most_tokens, self._seed_of(asked, begun, 0), only)]
         shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
         sampling = [
             asyncio.ensure_future(self._turn(asked, found, most_tokens, self._seed_of(asked, begun, choice), turn))

@@ -186,11 +186,9 @@ class _Seams:
 
     def sewn(self, value: Any, seam: str) -> Any:
         """The value with its texts sewn, keys of mappings included."""
-        if type(value) is str:
-            return (self._sewn_short if len(value) <= SHORT_CHARACTERS else self._sewn_text)(value, seam)
         match value:
             case str():
-                return self._sewn_text(value, seam)
+                return (self._sewn_short if len(value) <= SHORT_CHARACTERS else self._sewn_text)(value, seam)
             case dict() | Mapping():
                 return {self.sewn(key, seam): self.sewn(entry, seam) for key, entry in value.items()}
             case list() | tuple():
