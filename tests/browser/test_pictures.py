@@ -12,7 +12,7 @@ from tests.browser.chat_log import READING, answer_with_a_tool, append
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Overlapping, Story
 from tests.webapp.datasets import ROWS, ready_dataset, waiting_dataset
-from tests.webapp.models import ready_version
+from tests.webapp.models import judged_by, ready_version
 from tests.webapp.packages import GOOD, published_package, stored_package
 from tests.webapp.task_sets import published_tasks, stored_tasks
 from tests.webapp.test_pages_run import EVALUATION
@@ -20,11 +20,13 @@ from webapp.catalog.models import Measurement, Model, ModelVersion, PackageVersi
 from webapp.catalog.services import publish_environment
 from webapp.conversations.models import Conversation, State
 from webapp.experiments.sample import Sample
+from webapp.experiments.services import create_experiment
 from webapp.runs.models import Run
 from webapp.runs.services import launch_experiment, submit_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PICTURES = ROOT / "test-output" / "pages"
+JUDGED = judged_by(trained="qwen3-4b@1", catalog="qwen3-32b@1")
 WIDTHS = {1440: 900, 1280: 800, 390: 844}
 
 # Contrast of a text against what is behind it, by WCAG's formula, for every element that has text of its own.
@@ -101,6 +103,9 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "models": "/models/",
         "model-new": "/models/new",
         "model": f"/models/versions/{tuned_version(done)}/",
+        "model-judge": f"/models/versions/{ModelVersion.objects.get(model__name='qwen3-32b').id}/",
+        "model-unused": f"/models/versions/{ready_version(sample.team, 'gemma-3-1b').id}/",
+        "experiment-judged": f"/experiments/{create_experiment(sample.team, JUDGED, acting_user=sample.owner).id}/",
         "datasets": "/datasets/",
         "dataset-new": "/datasets/new",
         **dataset_pages(sample),
@@ -135,7 +140,8 @@ def tuned_version(run: Run) -> int:
     origin = {"kind": "checkpoint", "run": str(run.id), "number": run.number, "name": run.name, "step": 40,
               "environment": "python-math", "data": run.spec["dataset"], "recipe": "grpo"}  # fmt: skip
     tuned = ready_version(run.team, "qwen3-4b", files={"config.json": b"{}"}, origin=origin, parent=base)
-    Run.objects.filter(id=run.id).update(model_version=base)
+    judge = ready_version(run.team, "qwen3-32b")
+    Run.objects.filter(id=run.id).update(model_version=base, judge_version=judge)
     problem = {"field": "folder", "value": "model.safetensors", "remedy": "download the file again",
                "message": "model.safetensors: is damaged: its header describes 8044936192 bytes"}  # fmt: skip
     failed = {"state": "failed", "problem": problem, "origin": base.origin, "created_by": run.created_by}
