@@ -207,8 +207,20 @@ def test_launching_with_a_version_that_is_gone_says_so_on_the_page(team: Team, a
     client = signed_in(alice)
     form = form_of(client, made) | {"action": "launch"}
     answer = client.post(f"/experiments/{made.id}/", form, follow=True)
-    assert "no such version" in answer.content.decode()
+    (message,) = answer.context["messages"]
+    assert "model.catalog: Your team has no such version of a model" in str(message)
+    assert "(you gave gone@1)" in str(message)
     assert not Run.objects.exists()
+
+
+def test_a_launch_with_a_judge_that_is_gone_names_the_judge(team: Team, alice: User) -> None:
+    ready_version(team, name="policy")
+    made = create_experiment(team, judged_by(trained="policy@1", catalog="gone@1"), acting_user=alice)
+    client = signed_in(alice)
+    answer = client.post(f"/experiments/{made.id}/", form_of(client, made) | {"action": "launch"}, follow=True)
+    (message,) = answer.context["messages"]
+    assert "resources.judge.catalog: Your team has no such version of a model" in str(message)
+    assert "policy@1" in str(message)
 
 
 def test_an_experiment_begins_with_a_version(team: Team, alice: User, charlie: User) -> None:

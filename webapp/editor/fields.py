@@ -385,6 +385,7 @@ _TITLES = {
     "recipe.mismatch": "Train/inference mismatch",
     "recipe.expert_starts.how": "Where to start",
     "recipe.credit.judge": "Judge",
+    "resources.judge": "Servers of a judge",
 }
 
 _SPELLED = {"lam": "lambda"}

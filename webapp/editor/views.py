@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, OuterRef, Subquery
 from django.http import Http404, HttpResponse
@@ -33,6 +34,7 @@ from webapp.catalog.models import (
     TaskSetVersion,
     VersionState,
 )
+from webapp.editor.complaints import loose
 from webapp.editor.drafts import Draft, Size, last_valid_in
 from webapp.editor.presets import preset_families, preset_or_none
 from webapp.experiments import services
@@ -163,10 +165,18 @@ def _saved(request: PageRequest, experiment: Experiment) -> HttpResponse:
         try:
             run = launch_experiment(experiment, acting_user=request.user)
         except Refused as refusal:
-            show_refusal(request, refusal)
+            _show_refused_launch(request, refusal)
             return redirect("experiments:detail", experiment_id=experiment.id)
         return redirect("runs:detail", run_id=run.id)
     return redirect_with(request, "The experiment is saved.", f"/experiments/{experiment.id}/")
+
+
+def _show_refused_launch(request: PageRequest, refusal: Refused) -> None:
+    """With the field of each problem, for several may name a version."""
+    if not refusal.problems:
+        show_refusal(request, refusal)
+    for complaint in map(loose, refusal.problems):
+        messages.error(request, f"Saved, but not launched: {complaint.subject}: {complaint.text}.")
 
 
 def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *, status: int = 200) -> HttpResponse:
