@@ -16,7 +16,7 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -29,6 +29,8 @@ LINE_BYTES = 4 * 2**20
 TRACE_CHARACTERS = 2000
 Request = Mapping[str, Any]
 Fields = dict[str, Any]
+Answer = Callable[[Fields], None]
+"""Says what came of a request."""
 
 
 class NoSandboxes:
@@ -42,19 +44,20 @@ class OpenSession:
     """One episode: its verbs are done one after the other, in one asyncio task from its opening to its end."""
 
     def __init__(self, environment: Any, task: Task) -> None:
-        self._verbs: asyncio.Queue[tuple[Request, asyncio.Future[Fields]] | None] = asyncio.Queue()
+        self._verbs: asyncio.Queue[tuple[Request, Answer, asyncio.Future[None]] | None] = asyncio.Queue()
         self._snapshots: dict[int, Any] = {}
         self._taken = 0
         self._under_way = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(environment, task))
 
-    async def do(self, request: Request) -> Fields:
-        done: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
-        self._verbs.put_nowait((request, done))
+    async def do(self, request: Request, answer: Answer) -> None:
+        """It is answered before any other verb goes on, which might end the process and all that was not yet said."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._verbs.put_nowait((request, answer, done))
         self._life.add_done_callback(lambda _: done.cancel())
         try:
-            return await done
+            await done
         except asyncio.CancelledError:
             raise RuntimeError("the session is over") from None
 
@@ -79,11 +82,13 @@ class OpenSession:
                 raise
             self.opened.set_exception(error)
 
-    async def _settled(self, session: Any, request: Request, done: "asyncio.Future[Fields]") -> None:
+    async def _settled(self, session: Any, request: Request, answer: Answer, done: "asyncio.Future[None]") -> None:
         try:
-            done.set_result(await self._done(session, request))
+            answer(await self._done(session, request))
         except Exception as error:
             done.set_exception(error)
+        else:
+            done.set_result(None)
 
     async def _done(self, session: Any, request: Request) -> Fields:
         match request["verb"]:
@@ -115,26 +120,26 @@ class Serving:
         self._environment = environment
         self._sessions: dict[int, OpenSession] = {}
 
-    async def done(self, request: Request) -> Fields:
+    async def do(self, request: Request, answer: Answer) -> None:
         match request["verb"]:
             case "count":
-                return {"count": len(self._environment.tasks(request["split"]))}
+                answer({"count": len(self._environment.tasks(request["split"]))})
             case "tasks":
                 tasks = self._environment.tasks(request["split"])
-                return {"tasks": [asdict(tasks[number]) for number in range(request["start"], request["stop"])]}
+                answer({"tasks": [asdict(tasks[number]) for number in range(request["start"], request["stop"])]})
             case "tools":
-                return {"tools": [asdict(tool) for tool in self._environment.tools(Task(**request["task"]))]}
+                answer({"tools": [asdict(tool) for tool in self._environment.tools(Task(**request["task"]))]})
             case "open":
                 session = OpenSession(self._environment, Task(**request["task"]))
                 await session.opened
                 self._sessions[request["session"]] = session
-                return {}
+                answer({})
             case "close":
                 if (closing := self._sessions.pop(request["session"], None)) is not None:
                     await closing.close()
-                return {}
+                answer({})
             case _:
-                return await self._sessions[request["session"]].do(request)
+                await self._sessions[request["session"]].do(request, answer)
 
 
 def _message(fields: Fields) -> AssistantMessage:
@@ -158,22 +163,24 @@ def loaded(entry: str, options: Mapping[str, Any]) -> Any:
 class Line:
     """The line to the engine."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._lock = connection, asyncio.Lock()
-        self._kept: asyncio.StreamWriter | None = None  # a stream whose writer is forgotten is closed
-        connection.setblocking(False)
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self._writer = reader, writer
 
-    async def send(self, fields: Fields) -> None:
+    @classmethod
+    async def opened(cls, connection: socket.socket) -> "Line":
+        return cls(*await asyncio.open_connection(sock=connection, limit=LINE_BYTES))
+
+    def write(self, fields: Fields) -> None:
+        """It is on its way when this returns, as far as the socket has room."""
         line = json.dumps(fields).encode() + b"\n"
         if len(line) > LINE_BYTES:
             reason = f"an answer of {len(line)} bytes; at most {LINE_BYTES} pass"
             line = json.dumps({"id": fields["id"], "error": {"type": "ValueError", "message": reason}}).encode() + b"\n"
-        async with self._lock:
-            await asyncio.get_running_loop().sock_sendall(self._connection, line)
+        self._writer.write(line)
 
-    async def reader(self) -> asyncio.StreamReader:
-        reader, self._kept = await asyncio.open_connection(sock=self._connection.dup(), limit=LINE_BYTES)
-        return reader
+    async def drained(self) -> None:
+        """Wait while the engine has much to read."""
+        await self._writer.drain()
 
 
 def _error(error: BaseException) -> Fields:
@@ -183,38 +190,37 @@ def _error(error: BaseException) -> Fields:
     return {"type": kind, "message": str(error)[:TRACE_CHARACTERS]}
 
 
-async def _answered(line: Line, number: int, work: Callable[[], Any]) -> bool:
-    """Send what comes of the work; return whether that was no error."""
+async def _answered(line: Line, number: int, work: Callable[[Answer], Awaitable[None]]) -> bool:
+    """Say what comes of the work; return whether that was no error."""
     try:
-        answer: Fields = {"id": number, "ok": await work()}
-        json.dumps(answer)
+        await work(lambda fields: line.write({"id": number, "ok": fields}))
     except Exception as error:
-        await line.send({"id": number, "error": _error(error)})
+        line.write({"id": number, "error": _error(error)})
         return False
-    await line.send(answer)
+    finally:
+        await line.drained()
     return True
 
 
 async def serve(connection: socket.socket) -> None:
     """Load what the first line names, and do what the others ask for until the engine hangs up."""
-    line = Line(connection)
-    reader = await line.reader()
-    start = json.loads(await reader.readline())
+    line = await Line.opened(connection)
+    start = json.loads(await line.reader.readline())
     bound_itself(start["rlimits"])
     sys.path[:0] = start["path"]
     serving: list[Serving] = []
 
-    async def begun() -> Fields:
+    async def begin(answer: Answer) -> None:
         environment = loaded(start["entry"], start["options"])
         serving.append(Serving(environment))
-        return {"type": type(environment).__name__, "restorable": bool(getattr(environment, "restorable", False))}
+        answer({"type": type(environment).__name__, "restorable": bool(getattr(environment, "restorable", False))})
 
-    if not await _answered(line, start["id"], begun):
+    if not await _answered(line, start["id"], begin):
         return
     under_way: set[asyncio.Task[bool]] = set()
-    while asked := await reader.readline():
+    while asked := await line.reader.readline():
         request = json.loads(asked)
-        work = asyncio.create_task(_answered(line, request["id"], partial(serving[0].done, request)))
+        work = asyncio.create_task(_answered(line, request["id"], partial(serving[0].do, request)))
         under_way.add(work)
         work.add_done_callback(under_way.discard)
 

@@ -69,8 +69,11 @@ class EnvironmentProcess:
         self.program = program
         self.lost: EnvironmentProcessLost | None = None
         self.finished_episodes = 0
+        """Those whose score has come, whether or not anybody has looked at it."""
         self._confined = confined
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._scores: set[int] = set()
+        """The numbers of those that end an episode."""
         self._abandoned: set[int] = set()
         self._asked = 0
         self._log = bytearray()
@@ -137,6 +140,8 @@ class EnvironmentProcess:
         self._asked += 1
         number, answer = self._asked, asyncio.get_running_loop().create_future()
         self._answers[number] = answer
+        if verb == "score":
+            self._scores.add(number)
         self._writer.write(json.dumps({"id": number, "verb": verb, **fields}).encode() + b"\n")
         try:
             async with asyncio.timeout(limit_s):
@@ -144,6 +149,7 @@ class EnvironmentProcess:
         except TimeoutError:
             raise self._lose(f"no answer to {verb} within {limit_s:g} s") from None
         finally:
+            self._scores.discard(number)
             if self._answers.pop(number, None) is not None:
                 self._abandoned.add(number)
 
@@ -177,6 +183,7 @@ class EnvironmentProcess:
         if answer.done():
             return
         if "ok" in fields:
+            self.finished_episodes += number in self._scores
             answer.set_result(fields["ok"])
         else:
             answer.set_exception(_raised(fields["error"]))

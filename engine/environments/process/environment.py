@@ -66,9 +66,7 @@ class ProcessEnvironment:
     @asynccontextmanager
     async def _session(self, task: Task) -> AsyncIterator[Session]:
         process = await awaited(self._kept.process())
-        session = (RestorableProcessSession if self.restorable else ProcessSession)(
-            process, self._kept, next(_sessions)
-        )
+        session = (RestorableProcessSession if self.restorable else ProcessSession)(process, next(_sessions))
         try:
             await session.ask(Nothing, "open", task=_as_asked(task))
             yield session
@@ -120,8 +118,8 @@ class ProcessTasks(Sequence[Task]):
 class ProcessSession:
     """One episode in the process that was running when it began; if that is lost, so is the episode."""
 
-    def __init__(self, process: EnvironmentProcess, kept: KeptProcess, number: int) -> None:
-        self._process, self._kept, self._number = process, kept, number
+    def __init__(self, process: EnvironmentProcess, number: int) -> None:
+        self._process, self._number = process, number
 
     async def reset(self) -> list[Message]:
         answer = await self.ask(Opening, "reset")
@@ -134,8 +132,6 @@ class ProcessSession:
 
     async def score(self) -> Rewards:
         answer = await self.ask(Score, "score")
-        self._process.finished_episodes += 1
-        self._kept.worked()
         return Rewards(answer.success, answer.components)
 
     async def ask(self, kind: type[AnswerT], verb: str, **fields: Any) -> AnswerT:

@@ -34,10 +34,6 @@ class KeptProcess:
         """What it says of itself."""
         return (await self._now())[1]
 
-    def worked(self) -> None:
-        """An episode came to its end: the next loss is the first one."""
-        self._losses_in_a_row = 0
-
     async def end(self) -> None:
         if self._running is not None:
             await self._running[0].end("the engine ended it")
@@ -62,7 +58,7 @@ class KeptProcess:
             self._running = None
             log.warning("%s; it is started again", process.lost)
             await process.end("it was lost")
-            self._losses_in_a_row += 1
+            self._losses_in_a_row = 1 if process.finished_episodes else self._losses_in_a_row + 1
         if self._losses_in_a_row > 1:
             await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._losses_in_a_row - 2, 16)))
 

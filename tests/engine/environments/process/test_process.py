@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,35 @@ async def act(play, text):
     with pytest.raises(EnvironmentProcessLost):
         await answered(environment, "crash")
     assert environment.starts == 2
+
+
+async def test_episodes_that_end_before_a_crash_are_scored_however_many_end_at_once(environment_of: Make) -> None:
+    seventh_ends_it = """
+scored = 0
+
+async def act(play, text):
+    time.sleep(1)
+    return Observation(done=True)
+
+async def score(play):
+    global scored
+    scored += 1
+    if scored == 7:
+        os._exit(3)
+    return Rewards(True, {})
+
+Play.score = score
+"""
+    environment = environment_of(seventh_ends_it)
+    tasks = environment.tasks("train")[:17]
+    async with AsyncExitStack() as opened:
+        sessions = [await opened.enter_async_context(environment.session(task, None)) for task in tasks]  # type: ignore[arg-type]
+        busy = asyncio.create_task(sessions[0].act(AssistantMessage("while the others ask")))
+        await asyncio.sleep(0.2)
+        scores = await asyncio.gather(*(session.score() for session in sessions[1:]), return_exceptions=True)
+        assert (await busy).done
+    losses = [score for score in scores if isinstance(score, EnvironmentProcessLost)]
+    assert (len(scores) - len(losses), {loss.finished_episodes for loss in losses}) == (6, {6})
 
 
 async def test_what_a_run_reads_of_a_crash_is_an_environment_that_was_lost(environment_of: Make) -> None:
