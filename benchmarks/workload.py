@@ -29,7 +29,8 @@ ASYNC_RATIO = 1
 """The asynchronous ratio of ``slow-tools``, on our side."""
 ROLLOUTS = 256
 """The rollouts of a step, all of which have a place in the generator and a sandbox at once, on both sides."""
-
+BATCH_DELAY_MS = 5.0
+"""How long our passes for few wait for those whose tools are at work."""
 LEARNING_RATE = 1e-6
 """So small that the policies of both sides stay what they were, and lengths do not drift apart during a run.
 
@@ -72,6 +73,7 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
                 "threads": threads,
                 "threads_share": "micro-batches",
                 "decoders": threads,
+                "batch_delay_ms": BATCH_DELAY_MS,
                 "kv_slots": ROLLOUTS,
                 "share_prefixes": True,
                 "sandboxes": 1 if setting == "completions" else ROLLOUTS,

@@ -97,6 +97,10 @@ class Resources(Strict):
     """Processes in which ``generator = "torch"`` samples on the CPU: each has an equal share of ``kv_slots`` and of
     ``threads``, and all of the weights.  1: the generator's own process.  Two on two processors sample a small model
     about twice as fast.  Tokens do not depend on which of them a rollout is in; one that dies is started again."""
+    batch_delay_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """With ``generator = "torch"``: how long a pass that would sample for less than a quarter of the slots waits for
+    more, where other rollouts are with their tools.  Fuller passes leave processors to others; each token of such a
+    rollout takes up to so much longer.  Tokens are the same."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
@@ -160,6 +164,13 @@ class Resources(Strict):
         if self.decoders > self.kv_slots:
             problem = f"each takes one of the {self.kv_slots} slots at least (resources.kv_slots)"
             raise impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
+        return self
+
+    @model_validator(mode="after")
+    def _generator_can_delay_passes(self) -> Self:
+        if self.batch_delay_ms and self.generator != "torch":
+            problem = f"the generator {self.generator} decides by itself when a pass begins"
+            raise impossible("batch_delay_ms", self.batch_delay_ms, problem, 'use 0, or resources.generator = "torch"')
         return self
 
     @model_validator(mode="after")

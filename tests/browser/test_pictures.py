@@ -245,7 +245,7 @@ def conversations_with(run: Run, sample: Sample) -> dict[str, str]:
     return {"conversations": "/conversations/"} | {name: f"/conversations/{talk.id}/" for name, talk in pages.items()}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_every_page_fits_every_width_and_can_be_read(
     web: Web, sample: Sample, addresses: dict[str, str], tab: Callable[..., Page], complaints: list[str], theme: str
 ) -> None:

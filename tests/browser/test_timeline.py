@@ -118,7 +118,7 @@ def test_a_run_that_takes_turns_says_why_it_has_no_lanes(web: Web, sample: Sampl
     expect(page.locator(".usage").nth(1)).to_contain_text("samples without servers")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_a_picture_of_lanes_at_every_width(web: Web, sample: Sample, tab: Callable[..., Page], theme: str) -> None:
     page = tab(color_scheme=theme)
     PICTURES.mkdir(parents=True, exist_ok=True)

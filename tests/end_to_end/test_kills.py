@@ -9,7 +9,8 @@ from tests.end_to_end.stack import Stack, small_spec
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 PARTS = ("web", "worker", "beat", "valkey", "postgres", "ray", "driver", "rollout", "generator", "learner")
-ONE_BY_ONE = ("web", "worker", "beat", "rollout", "valkey", "postgres")
+ONE_BY_ONE = ("web", "worker", "rollout", "postgres")
+SOAKED = ("beat", "valkey")
 STEPS = 50
 """Enough that a run is still at work when a loaded service has noticed its sixth step."""
 
@@ -28,7 +29,7 @@ def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS, after: flo
     assert stack.steps_of(run_id, "eval/success_greedy") == [0, steps]
 
 
-@pytest.mark.parametrize("part", ONE_BY_ONE)
+@pytest.mark.parametrize("part", [*ONE_BY_ONE, *(pytest.param(part, marks=pytest.mark.soak) for part in SOAKED)])
 def test_a_run_survives_the_death_of(part: str, stack: Stack) -> None:
     run_id = stack.launch(small_spec(f"kill {part}", steps=STEPS))
     killed_at = stack.kill_at_step(6, [part], run_id)

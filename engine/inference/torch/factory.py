@@ -45,7 +45,7 @@ def share_of(resources: Resources) -> Resources:
 
 def undivided_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator:
     """All of it in this process."""
-    origin = model_origin(model)
+    origin, batch_delay_s = model_origin(model), resources.batch_delay_ms / 1000
     if not isinstance(origin.model, BuiltinModel):
         assert origin.weights is not None  # a pretrained model has a folder
         return generator_for_folder(
@@ -56,6 +56,7 @@ def undivided_generator(model: Model, resources: Resources, *, seed: int) -> Tor
             threads=resources.threads,
             device=resources.device,
             adapter=origin.adapter,
+            batch_delay_s=batch_delay_s,
         )
     return builtin_generator(
         origin.model,
@@ -64,11 +65,19 @@ def undivided_generator(model: Model, resources: Resources, *, seed: int) -> Tor
         device=resources.device,
         seed=seed,
         weights=origin.weights,
+        batch_delay_s=batch_delay_s,
     )
 
 
 def builtin_generator(
-    model: BuiltinModel, *, slots: int, threads: int, device: str = "cpu", seed: int = 0, weights: Path | None = None
+    model: BuiltinModel,
+    *,
+    slots: int,
+    threads: int,
+    device: str = "cpu",
+    seed: int = 0,
+    weights: Path | None = None,
+    batch_delay_s: float = 0.0,
 ) -> TorchGenerator:
     """For a built-in model, with the weights of the folder ``weights``, or random ones of ``seed``."""
     vocab_size = len(tokenizer_for(model.vocabulary))
@@ -80,6 +89,7 @@ def builtin_generator(
         threads=threads,
         initial=initial,
         device=device,
+        batch_delay_s=batch_delay_s,
     )
 
 
@@ -93,6 +103,7 @@ def generator_for_folder(
     threads: int = 1,
     device: str = "cpu",
     adapter: Path | None = None,
+    batch_delay_s: float = 0.0,
 ) -> TorchGenerator:
     """For a folder with ``config.json`` and safetensors, which are read one tensor at a time; ``adapter`` is added in.
 
@@ -122,6 +133,7 @@ def generator_for_folder(
         initial=weights if adapter is None else AdaptedWeights(weights, adapter),
         device=device,
         dtype=dtype,
+        batch_delay_s=batch_delay_s,
     )
 
 

@@ -44,6 +44,8 @@ PREFILL_FROM = 48
 idles anyway: on the CPU a step costs about as much for one session as for all."""
 PROMPT_FROM = 8
 """The same for a session's first turn, whose prompt is read for all that begin with it."""
+FEW_SHARE = 1 / 4
+"""A pass for fewer sessions than this share of the slots waits for others, where it may."""
 
 
 class NonFiniteLogits(RuntimeError):
@@ -69,7 +71,8 @@ class TorchGenerator:
     so it is set whenever the stepping thread wakes up; a trainer in the same process sets its own.
 
     ``context_tokens`` must not be more than the architecture's ``longest_context``; what all of it takes is said
-    beforehand by ``memory_of`` (engine/inference/torch/memory.py).  Raises ValueError for weights of another shape.
+    beforehand by ``memory_of`` (engine/inference/torch/memory.py).  A pass for few sessions begins ``batch_delay_s``
+    after the one before at the earliest, while others may come back.  Raises ValueError for weights of another shape.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class TorchGenerator:
         initial: Mapping[str, Tensor],
         device: str = "cpu",
         dtype: Dtype = "float32",
+        batch_delay_s: float = 0.0,
     ) -> None:
         if context_tokens > architecture.longest_context:
             raise ValueError(f"context_tokens = {context_tokens}: the model takes {architecture.longest_context}")
@@ -96,6 +100,7 @@ class TorchGenerator:
         self._sessions: dict[str, Session] = {}
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
         self._free_slots = list(reversed(range(slots)))
+        self._few, self._batch_delay_s, self._last_pass_at = slots * FEW_SHARE, batch_delay_s, -math.inf
         self._counters = dict.fromkeys(("sampled_tokens", "steps", "prefills", "busy_seconds"), 0.0)
         self._finished: list[tuple[Reply, Generated]] = []
         """Turns that ended in this pass; their callers learn it at its end, all at once."""
@@ -264,19 +269,28 @@ class TorchGenerator:
         """Run what was posted; sleep while there is nothing to sample.  False when closing."""
         while True:
             with self._wake:
-                while not (self._inbox or self._closing or self._busy()):
-                    self._wake.wait()
+                while not (self._inbox or self._closing) and (wait_s := self._until_pass()) != 0:
+                    self._wake.wait(wait_s)
                     torch.set_num_threads(self._threads)
                 commands, self._inbox = self._inbox, deque()
             for command in commands:
                 command()
             if self._closing:
                 return False
-            if self._busy():
+            if self._until_pass() == 0:
                 return True
 
-    def _busy(self) -> bool:
-        return not self._suspended and any(session.turn is not None for session in self._sessions.values())
+    def _until_pass(self) -> float | None:
+        """Seconds until the next pass, None while there is nothing to sample.
+
+        Few sessions wait for those that have a slot and no turn, whose tools will bring them back.
+        """
+        pending = sum(session.turn is not None for session in self._sessions.values())
+        if self._suspended or not pending:
+            return None
+        if not self._batch_delay_s or pending >= self._few or pending == len(self._sessions):
+            return 0.0
+        return max(0.0, self._last_pass_at + self._batch_delay_s - time.monotonic())
 
     def _suspend(self, suspended: bool) -> None:
         self._suspended = suspended
@@ -377,6 +391,7 @@ class TorchGenerator:
                 give_all(self._finished)
                 self._finished.clear()
         self._counters["busy_seconds"] += time.perf_counter() - began
+        self._last_pass_at = time.monotonic()
 
     def _begin_with_prompts(self, beginning: list[Session]) -> None:
         """Those whose prompt is kept, or is among the first that are read now."""
