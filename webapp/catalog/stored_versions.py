@@ -1,5 +1,6 @@
 """What can be done to versions of every kind that a worker stores: cancel one, find a ready one by its name."""
 
+import re
 from typing import TypeVar
 
 from django.db import transaction
@@ -39,11 +40,16 @@ def audit(version: StoredVersion, verb: str, acting_user: User, **details: objec
     record(version.team, acting_user, f"{version.noun}.{verb}", f"{version.noun}-version {version.pk}", **details)
 
 
+def is_number(text: str) -> bool:
+    """Whether a version may have this number: written as its name has it, by which others look for it."""
+    return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
+
+
 def ready_stored(kind: type[Version], team: Team, named: str, field: str) -> Version:
     """The team's version ``name@number``, its row locked until the transaction ends.  Raises Invalid at ``field``."""
     name, _, number = named.rpartition("@")
     found = None
-    if number.isascii() and number.isdigit() and len(number) < 10:
+    if is_number(number):
         rows = kind._default_manager.select_for_update(of=("self",)).select_related(kind.of_family)
         of_name = {f"{kind.of_family}__team": team, f"{kind.of_family}__name": name}
         found = rows.filter(number=int(number), **of_name).first()

@@ -34,6 +34,7 @@ from webapp.catalog.models import (
     TaskSetVersion,
     VersionState,
 )
+from webapp.catalog.stored_versions import is_number
 from webapp.editor.complaints import loose
 from webapp.editor.drafts import Draft, Size, last_valid_in
 from webapp.editor.presets import preset_families, preset_or_none
@@ -112,7 +113,7 @@ def _spec_in_environment(request: PageRequest, named: str) -> dict[str, Any]:
 def _spec_with_model(request: PageRequest, named: str) -> dict[str, Any]:
     name, _, number = named.rpartition("@")
     ready = versions_of(request).filter(state=VersionState.READY, model__name=name)
-    version = ready.filter(number=int(number)).first() if re.fullmatch(r"[0-9]{1,9}", number) else None
+    version = ready.filter(number=int(number)).first() if is_number(number) else None
     if version is None:
         raise Http404
     usual = PretrainedModel(catalog=named)

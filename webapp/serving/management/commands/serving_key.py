@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from webapp.accounts.management.members import member_of
 from webapp.accounts.models import Team
 from webapp.catalog.models import ModelVersion
+from webapp.catalog.stored_versions import is_number
 from webapp.refusals import Refused
 from webapp.runs.models import Run
 from webapp.serving import services
@@ -67,7 +68,7 @@ def _key(team: Team, id_: UUID) -> ServingKey:
 def _version(team: Team, named: str) -> ModelVersion:
     name, _, number = named.partition("@")
     of_name = ModelVersion.objects.filter(model__team=team, model__name=name).select_related("model__team")
-    version = of_name.filter(number=int(number)).first() if number.isdecimal() and len(number) < 10 else None
+    version = of_name.filter(number=int(number)).first() if is_number(number) else None
     if version is None:
         raise CommandError(f"--model = {named}: the team has no such version; give it as name@number")
     return version
