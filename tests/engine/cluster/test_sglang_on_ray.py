@@ -18,8 +18,10 @@ generator = "sglang"
 servers = 2
 flags = ["max-total-tokens=8192"]
 health_every_s = 0.5
+health_misses = 40
 start_timeout_s = 900
 """
+"""A server that is late, on a busy machine, is no dead one: whose process has ended is seen at the next look."""
 
 JUDGED = """
 name = "judged"
@@ -63,11 +65,13 @@ generator = "sglang"
 [resources.sglang]
 flags = ["max-total-tokens=8192"]
 health_every_s = 0.5
+health_misses = 40
 start_timeout_s = 900
 [resources.judge]
 path = "JUDGE"
 dtype = "float32"
 health_every_s = 0.5
+health_misses = 40
 start_timeout_s = 900
 """
 """Turns and answers are judged, by the same model."""
