@@ -421,10 +421,10 @@ def test_a_saved_experiment_whose_judge_is_gone_opens_and_is_not_launched(
     (problem,) = problems_of(api.post(f"/experiments/{experiment.id}/runs"))
     assert (problem["field"], problem["value"], problem["remedy"]) == (FIELD, OWN, "import a model first")
     page = page_of_refused(launched(alice, f"/experiments/{experiment.id}/"))
-    (said,) = re.findall("Saved, but not launched[^<]*", page)
-    assert FIELD in said
-    assert OWN in said
-    assert "import a model first" in said
+    (shown,) = re.findall("Saved, but not launched[^<]*", page)
+    assert FIELD in shown
+    assert OWN in shown
+    assert "import a model first" in shown
     assert not Run.objects.exists()
     assert api.get(f"/experiments/{experiment.id}").json()["spec"]["resources"]["judge"]["catalog"] == OWN
 
@@ -473,9 +473,9 @@ def test_a_copy_of_a_run_judges_with_the_same_version_and_is_refused_when_that_i
     for each in Run.objects.all():
         assert each.move_to(RunStatus.CANCELLED, by="test")
     assert delete(api_of(alice), judge).status_code == 204
-    (said,) = re.findall("Saved, but not launched[^<]*", page_of_refused(launched(alice, copy)))
-    assert FIELD in said
-    assert "judge@2" in said
+    (shown,) = re.findall("Saved, but not launched[^<]*", page_of_refused(launched(alice, copy)))
+    assert FIELD in shown
+    assert "judge@2" in shown
     assert Run.objects.count() == 2
 
 
