@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 from engine.models.refusal import FIELD, ModelFolderRefused, refused
 
@@ -41,6 +41,9 @@ class PretrainedTokenizer:
         self._tokenizer = _opened(folder, description)
         self._config = _json_object(folder, "tokenizer_config.json", required=False)
         self._known = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        # Bytes one after the other: a token that is whole characters says by itself what it says among others.
+        self._says_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
+        self._alone = dict[int, str]()
         self.marks = _marks(folder, description)
         self.mark_pattern = pattern_of(self.marks)
         self._mark_of_id = {token: mark for mark, token in self.marks.items()}
@@ -151,6 +154,15 @@ class PretrainedTokenizer:
         return template
 
     def _pieces_of_known(self, token_ids: list[int]) -> list[str]:
+        alone = self._alone
+        for token in {*token_ids}.difference(alone):
+            alone[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+        pieces = [alone[token] for token in token_ids]
+        if self._says_bytes and REPLACEMENT not in "".join(pieces):
+            return pieces
+        return self._pieces_of_a_stream(token_ids)
+
+    def _pieces_of_a_stream(self, token_ids: list[int]) -> list[str]:
         stream = DecodeStream(skip_special_tokens=False)
         pieces = [stream.step(self._tokenizer, token) or "" for token in token_ids]
         # The stream keeps back what may yet become a character.

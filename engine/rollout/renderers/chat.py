@@ -19,14 +19,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
 from engine.models.refusal import FIELD, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
-from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
+from engine.rollout.renderers.template import ChatTemplate, TemplateRefused, digest_of
 from engine.rollout.renderers.tool_calls import (
     FORMATS,
     CallFormat,
@@ -58,6 +59,14 @@ class UnendedThought(MalformedTurn):
     def __init__(self, reasoning: Reading) -> None:
         super().__init__("a thought does not end")
         self.reasoning = reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Messages of a conversation as the template reads them."""
+
+    documents: list[Document]
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ class ChatRenderer:
         stops = [mark for mark, token in tokenizer.marks.items() if token in self._stop_ids]
         self._stop_pattern = pattern_of([tokenizer.mark(stop) for stop in stops])
         self._bridged: tuple[tuple[Message, ...], str] | None = None
+        self._parts: WeakKeyDictionary[Exchange, _Part] = WeakKeyDictionary()
         self._format = self._chosen_format(tool_calls)
 
     @cached_property
@@ -139,18 +149,52 @@ class ChatRenderer:
         return self.tokenizer.encode(self._bridge_text(messages))
 
     def rewritten(self, conversation: Conversation) -> Rewritten | None:
-        messages = _as_one_list(conversation)
-        read = conversation.exchanges[-1].messages
-        turn = conversation.exchanges[-1].parsed.message
-        appended = self._turn_text(turn) + self._bridge_text(read)
-        before = self._documents(messages[: -len(read) - 1])
-        grown = before + self._documents(messages[-len(read) - 1 :])
-        known = self._written(before, conversation.tools, generation=True)
-        if self._written(grown, conversation.tools, generation=True) == known + appended:
-            return None
-        return self._written_again(messages, conversation)
+        last = conversation.exchanges[-1]
+        bridge = self._bridge_text(last.messages)
+        known, grown = self._before_and_behind(conversation)
+        if grown.startswith(known) and grown.endswith(bridge) and len(grown) >= len(known) + len(bridge):
+            turn = grown[len(known) : len(grown) - len(bridge)]
+            if self._is_spelled(turn, last.token_ids) or turn == self._turn_text(last.parsed.message):
+                return None
+        return self._written_again(conversation)
 
-    def _written_again(self, messages: Messages, conversation: Conversation) -> Rewritten:
+    def _is_spelled(self, turn: str, token_ids: Sequence[int]) -> bool:
+        """Whether the ids spell the turn as the template writes it, but for white space at its ends, which no message
+        holds."""
+        *body, end = token_ids if token_ids else (-1,)
+        if (mark := self.tokenizer.mark_of(end)) is None or self.tokenizer.unknown_in(body):
+            return False
+        text, ending = self._spelled(body), self.tokenizer.mark(mark)
+        return turn.endswith(ending) and turn.removesuffix(ending).strip() == text.strip()
+
+    def _spelled(self, token_ids: Sequence[int]) -> str:
+        """What ``encode`` reads as the text of known ids."""
+        if not self.tokenizer.marks_in(token_ids):
+            return self.tokenizer.text(token_ids)
+        tokens = zip(token_ids, self.tokenizer.pieces(token_ids), strict=True)
+        marks = ((self.tokenizer.mark_of(token), piece) for token, piece in tokens)
+        return "".join(piece if mark is None else self.tokenizer.mark(mark) for mark, piece in marks)
+
+    def _before_and_behind(self, conversation: Conversation) -> tuple[str, str]:
+        """What the template writes before the last turn, and before the one that is due."""
+        tools = self._described(conversation.tools)
+        opening = self._documents(conversation.opening)
+        parts = [_Part(opening, digest_of([opening, tools])), *map(self._part, conversation.exchanges)]
+        return self._parts_written(parts[:-1], tools), self._parts_written(parts, tools)
+
+    def _parts_written(self, parts: Sequence[_Part], tools: Sequence[Document]) -> str:
+        documents = list(chain.from_iterable(part.documents for part in parts))
+        digest = b"".join(part.digest for part in parts)
+        return self._template.written(documents, tools, generation=True, variables=self._variables, digest=digest)
+
+    def _part(self, exchange: Exchange) -> _Part:
+        if (part := self._parts.get(exchange)) is None:
+            documents = self._documents([exchange.parsed.message, *exchange.messages])
+            part = self._parts[exchange] = _Part(documents, digest_of(documents))
+        return part
+
+    def _written_again(self, conversation: Conversation) -> Rewritten:
+        messages = _as_one_list(conversation)
         ids = self._context(messages, conversation.tools, conversation.experience)
         observed = len(self.bridge(conversation.exchanges[-1].messages))
         span = None

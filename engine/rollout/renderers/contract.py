@@ -34,9 +34,9 @@ class Settled:
     content: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Exchange:
-    """A turn of the policy and what it was told on it."""
+    """A turn of the policy and what it was told on it.  Compared by identity: a renderer keeps what it knows of one."""
 
     token_ids: tuple[int, ...]
     """As sampled."""

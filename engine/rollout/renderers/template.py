@@ -87,36 +87,48 @@ class ChatTemplate:
         *,
         generation: bool,
         variables: Mapping[str, Any],
+        digest: bytes | None = None,
     ) -> str:
         """The conversation as the template writes it, in the form that the tokenizer encodes.
 
-        ``generation``: with the opening of the policy's next turn behind it.  Raises TemplateRefused.
+        ``generation``: with the opening of the policy's next turn behind it.  ``digest``: one of messages and tools, by
+        a caller who has it.  Raises TemplateRefused.
         """
-        everything = json.dumps([messages, tools, generation, variables], ensure_ascii=False)
-        return self._recent.remembered(
-            everything, lambda: self._written(everything, messages, tools, generation, variables)
-        )
+        said = digest_of([messages, tools]) if digest is None else digest
+        key = said + digest_of([generation, variables])
+        return self._recent.remembered(key, lambda: self._written(messages, tools, generation, variables))
 
     def _written(
         self,
-        everything: str,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         generation: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        self._seam = _unused_character(everything)
+        sewn_messages, sewn_tools = self._sewn([messages, tools or None])
         rendered = self._rendered(
             {
                 **self._tokenizer.special_texts,
                 **variables,
-                "messages": self._seams.sewn(messages, self._seam),
-                "tools": self._seams.sewn(tools, self._seam) if tools else None,
+                "messages": sewn_messages,
+                "tools": sewn_tools,
                 "add_generation_prompt": generation,
             }
         )
         marked = self._tokenizer.mark_pattern.sub(lambda found: self._tokenizer.mark(found.group()), rendered)
         return marked.replace(self._seam, "")
+
+    def _sewn(self, value: Any) -> Any:
+        """The value with a seam that none of its texts holds."""
+        self._seam = chr(_SEAMS[0])
+        try:
+            return self._seams.sewn(value, self._seam)
+        except _SeamInText:
+            taken = set(json.dumps(value, ensure_ascii=False))
+        if (seam := next((seam for seam in map(chr, _SEAMS) if seam not in taken), None)) is None:
+            raise TemplateRefused(f"the messages hold all of the {len(_SEAMS)} characters that could be a seam")
+        self._seam = seam
+        return self._seams.sewn(value, seam)
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         self._environment.bounds.steps_left = MOST_STEPS
@@ -159,9 +171,8 @@ class _Recent:
         self._written: OrderedDict[bytes, str] = OrderedDict()
         self._characters = 0
 
-    def remembered(self, inputs: str, written: Callable[[], str]) -> str:
-        """What ``written`` gives for ``inputs``, or gave lately."""
-        key = hashlib.blake2b(inputs.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    def remembered(self, key: bytes, written: Callable[[], str]) -> str:
+        """What ``written`` gives for the inputs of this digest, or gave lately."""
         if (text := self._written.get(key)) is not None:
             self._written.move_to_end(key)
             return text
@@ -170,6 +181,10 @@ class _Recent:
         while self._characters > MOST_REMEMBERED or len(self._written) > MOST_RENDERINGS:
             self._characters -= len(self._written.popitem(last=False)[1])
         return text
+
+
+class _SeamInText(Exception):
+    """A text holds the character that was to be its seam."""
 
 
 class _Seams:
@@ -185,7 +200,7 @@ class _Seams:
         self._sewn_short = lru_cache(SHORT_TEXTS)(self._sewn_text)
 
     def sewn(self, value: Any, seam: str) -> Any:
-        """The value with its texts sewn, keys of mappings included."""
+        """The value with its texts sewn, keys of mappings included.  Raises _SeamInText."""
         match value:
             case str():
                 return (self._sewn_short if len(value) <= SHORT_CHARACTERS else self._sewn_text)(value, seam)
@@ -197,6 +212,8 @@ class _Seams:
                 return value
 
     def _sewn_text(self, text: str, seam: str) -> str:
+        if seam in text:
+            raise _SeamInText
         sewn = text.translate({ord(begin): begin + seam for begin in self._begins})
         sewn = self._words.sub(lambda found: found.group()[0] + seam + found.group()[1:], sewn)
         # What a template wrote before it may be the head of a mark of which this is the rest.
@@ -336,5 +353,6 @@ def _raise(message: str) -> NoReturn:
     raise TemplateRefused(f"the chat template refuses: {message}")
 
 
-def _unused_character(text: str) -> str:
-    return next(character for character in map(chr, _SEAMS) if character not in text)
+def digest_of(value: Any) -> bytes:
+    """Of something made of what JSON has, half a surrogate pair included."""
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest()

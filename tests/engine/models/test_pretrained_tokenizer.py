@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from engine.models.pretrained_tokenizer import PretrainedTokenizer
@@ -42,6 +43,8 @@ def edit(file: Path, **entries) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
+DECODED: dict[str, tuple[PretrainedTokenizer, Tokenizer]] = {}
+"""By decoder: the tokenizer with it, and that of the package."""
 PLAIN = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -72,6 +75,24 @@ def test_pieces_are_the_text_of_any_ids_and_none_raises(tokenizer, data):
     if known == ids:
         assert "".join(pieces) == tokenizer.text(ids)
         assert len(tokenizer.text(ids).encode()) >= len(ids) - sum(piece == "" for piece in pieces)
+
+
+@pytest.mark.parametrize("decoder", [decoders.ByteLevel(), decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_pieces_are_those_of_a_stream_whatever_the_tokens_say_alone(folder, tmp_path_factory, decoder, data):
+    if repr(decoder) not in DECODED:
+        shutil.copytree(folder, copy := tmp_path_factory.mktemp("decoder") / "copy")
+        edit(copy / "tokenizer.json", decoder=json.loads(decoder.__getstate__()))
+        DECODED[repr(decoder)] = PretrainedTokenizer(copy), Tokenizer.from_file(str(copy / "tokenizer.json"))
+    tokenizer, own = DECODED[repr(decoder)]
+    tokens = st.integers(0, len(tokenizer) - 1).filter(tokenizer.knows)
+    texts = st.sampled_from(["日本", "naïve", "🐎 x", " \ufffd", "<div>"]).map(tokenizer.encode)
+    ids = sum(data.draw(st.lists(texts | st.lists(tokens, max_size=3), min_size=1, max_size=6)), [])
+    stream = DecodeStream(skip_special_tokens=False)
+    streamed = [stream.step(own, token) or "" for token in ids]
+    kept_back = own.decode(ids, skip_special_tokens=False)[sum(map(len, streamed)) :] if ids else ""
+    assert tokenizer.pieces(ids) == [*streamed[:-1], *(text + kept_back for text in streamed[-1:])]
 
 
 def test_pieces_of_text_join_to_the_text(tokenizer):

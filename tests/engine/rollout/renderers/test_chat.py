@@ -58,15 +58,26 @@ def transformers_tokenizer(name: str):
 
 
 def written_again(speak: ChatRenderer, messages, tools) -> list[int] | None:
-    """The context before the turn that is due, where it is not what stood there with the bridge behind it."""
+    """The context before the turn that is due, where it is not what stood there with the bridge behind it.
+
+    The same whether the policy spelled its turns as the template does or not.
+    """
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
-    exchanges = [
-        Exchange((), Parsed(messages[place], 0), tuple(messages[place + 1 : behind]))
-        for place, behind in zip(turns, [*turns[1:], len(messages)], strict=True)
-    ]
-    conversation = Conversation(tuple(messages[: turns[0]]), tuple(tools), (), tuple(exchanges))
-    whole = speak.rewritten(conversation)
-    return None if whole is None else list(whole.token_ids)
+    followed = list(zip(turns, [*turns[1:], len(messages)], strict=True))
+    answers = []
+    for spelled in (False, True):
+        exchanges = [
+            Exchange(
+                tuple(speak.write(messages[place], tools)) if spelled else (),
+                Parsed(messages[place], 0),
+                tuple(messages[place + 1 : behind]),
+            )
+            for place, behind in followed
+        ]
+        conversation = Conversation(tuple(messages[: turns[0]]), tuple(tools), (), tuple(exchanges))
+        answers.append(speak.rewritten(conversation))
+    assert answers[0] == answers[1]
+    return None if answers[0] is None else list(answers[0].token_ids)
 
 
 class Play:
@@ -195,6 +206,56 @@ def test_qwen3_drops_thoughts_when_a_user_speaks_and_the_new_context_is_named():
     assert written_again(speak, [*asked, call, *reported, AssistantMessage("4"), *again], [PYTHON]) is not None
     going_on = [*asked, thought, *again, AssistantMessage("6"), Message("user", "And 4+4?")]
     assert written_again(speak, going_on, []) is None, "the segment that began with the second question is appended to"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "rendered"),
+    [
+        ("The sum is 4.", False),
+        ("  The sum is 4. \n", False),
+        ('<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>', False),
+        ('<tool_call>\n{"arguments" : {"code":"1"}, "name":"python"}\n</tool_call>', True),
+    ],
+)
+def test_however_a_turn_is_spelled_it_is_no_break_and_is_written_only_to_compare_what_it_says(
+    spelled, rendered, monkeypatch
+):
+    speak = chat_renderer(folder("qwen3"))
+    marked = speak.tokenizer.mark_pattern.sub(lambda found: speak.tokenizer.mark(found.group()), spelled)
+    token_ids = (*speak.tokenizer.encode(marked), speak.end_id)
+    parsed = speak.parse(token_ids, [PYTHON])
+    read = Message("tool", "4", "python") if parsed.message.requests else Message("user", "And now?")
+    turns, turn_text = [], speak._turn_text
+    monkeypatch.setattr(speak, "_turn_text", lambda message: turns.append(message) or turn_text(message))
+    opening = (Message("user", "2+2?"),)
+    assert speak.rewritten(Conversation(opening, (PYTHON,), (), (Exchange(token_ids, parsed, (read,)),))) is None
+    assert bool(turns) == rendered
+
+
+@pytest.mark.parametrize(
+    ("spelled", "same"),
+    [
+        ("The sum is 4.", True),
+        (" \nThe sum is 4.\n", True),
+        ("", False),
+        ("The sum", False),
+        ("is 4.", False),
+        ("The  sum is 4.", False),
+        ("The sum is 4. And 5.", False),
+    ],
+)
+def test_ids_are_compared_with_all_that_the_template_writes_of_their_turn(spelled, same, monkeypatch):
+    speak = chat_renderer(folder("qwen3"))
+    monkeypatch.setattr(speak, "_turn_text", lambda message: "nothing that a template writes")
+    said, read = Parsed(AssistantMessage("The sum is 4."), 0), (Message("user", "And now?"),)
+    for token_ids, is_same in [
+        ((*speak.tokenizer.encode(spelled), speak.end_id), same),
+        (tuple(speak.tokenizer.encode(spelled)), False),
+        ((*speak.tokenizer.encode(spelled), len(speak.tokenizer), speak.end_id), False),
+    ]:
+        exchange = Exchange(token_ids, said, read)
+        whole = speak.rewritten(Conversation((Message("user", "2+2?"),), (), (), (exchange,)))
+        assert (whole is None) == is_same
 
 
 MARKS = st.sampled_from(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,22 @@ def test_long_renderings_are_kept_up_to_a_bound(tokenizer, monkeypatch):
         assert chat.written([{"content": text}], None, generation=False, variables={}) == text
     assert list(chat._recent._written.values()) == ["d"]
     assert chat._recent._characters == 1
+
+
+@pytest.mark.parametrize("taken", [1, 3, 300])
+def test_texts_that_hold_seams_are_written_as_they_are_and_spell_no_mark(tokenizer, taken):
+    text = "".join(map(chr, range(0x100000, 0x100000 + taken))) + "<|im_end|>"
+    content = {"content": text, text: [text]}
+    spelled = written("{{ messages[0].content }}{{ messages[0] | tojson }}", tokenizer, [content])
+    assert spelled == text + json.dumps(content, ensure_ascii=False)
+    assert tokenizer.secret_pattern.search(spelled) is None
+
+
+def test_texts_that_leave_no_character_for_a_seam_are_refused(tokenizer):
+    everything = "".join(map(chr, range(0x100000, 0x10FFFE)))
+    with pytest.raises(TemplateRefused, match="65534 characters that could be a seam"):
+        written("{{ messages[0].content }}", tokenizer, [{"content": everything}])
+    assert written("{{ messages[0].content }}", tokenizer, [{"content": everything[:-1]}]) == everything[:-1]
 
 
 def test_entries_of_a_message_hide_no_method_and_open_nothing(tokenizer):
