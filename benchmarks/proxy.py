@@ -1,10 +1,11 @@
-"""What the model proxy adds to a call of an agent: ``./dev bench proxy [--json FILE] [--quick]``.
+"""What the model proxy adds to a call of an agent: ``./dev bench proxy [--json FILE] [--quick] [--no-peer]``.
 
 64 agents, each a rollout with a proxy and a key of its own, hold conversations that grow, over HTTP on loopback.  They
 run in a process of their own, as agents do.  The policy behind them answers after a time that is drawn from agent and
 call, so that each call has a twin that goes to the generator directly, in the same process and at the same rate: what
 the first takes longer than the second is the proxy's.  Then as many calls as go through, behind a policy that answers
-at once; and the memory of streams that are open and wait.
+at once; and the memory of streams that are open and wait.  rllm's model gateway (``proxy_peer.py``) is asked by the
+same agents in alternate rounds.
 """
 
 import argparse
@@ -19,19 +20,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks import machine, proxy_agents
+from benchmarks import machine, peer_venvs, proxy_agents, proxy_peer
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
-from benchmarks.proxy_agents import KEY, Calls
+from benchmarks.peers.drawn_server import ANSWER, ANSWERS
+from benchmarks.proxy_agents import KEY, Address, Calls
+from benchmarks.proxy_figures import Added, in_agents
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call
@@ -44,10 +46,10 @@ from engine.seeds import derived_seed
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.message import AssistantMessage
 
-AGENTS = 64
+ROOT = Path(__file__).resolve().parent.parent
+AGENTS, FEW_AGENTS = 64, 8
+"""As many as a worker has at most, and so few that calls hardly wait for one another."""
 STREAMS_EACH = 4
-ANSWERS = 97
-ANSWER = "I looked at the file, and the sum of its third column is {number}; next I write it down. {number} is right. "
 FASTEST_S, SLOWEST_S = 0.2, 0.4
 """Between which a policy that is drawn answers: 40 tokens at 100 to 200 tokens per second."""
 CONTEXT_TOKENS = 32_768
@@ -100,59 +102,116 @@ class DrawnPolicy:
 
 
 @dataclass(frozen=True)
-class Added:
-    """What the proxy added in the calls of one round."""
+class Measured:
+    """A proxy in all rounds."""
 
-    p50_ms: float
-    p95_ms: float
-    calls_per_s: float
+    added: list[Added]
+    added_to_few: list[Added]
+    calls_per_s: list[float]
 
 
 def main() -> None:
     options = _options()
     began = machine.description()
     rounds, calls = (1, 4) if options.quick else (5, 12)
+    home = Path(os.environ.get("PALESTRA_HOME", ROOT / ".palestra")).resolve()
+    peer = None if options.no_peer else peer_venvs.python_of(peer_venvs.RLLM_GATEWAY, home)
     with tempfile.TemporaryDirectory(prefix="palestra-bench-") as folder, _agents() as agents:
         make_sample_model(Path(folder, "model"), seed=0)
         renderer = chat_renderer(Path(folder, "model"))
-        asyncio.run(added_by_the_proxy(renderer, agents, rounds, 2))  # both processes have run everything once then
+        asyncio.run(
+            added_by_the_proxy(renderer, agents, AGENTS, rounds, 2)
+        )  # both processes have run everything once then
         gc.freeze()  # as workers do when they have started
-        added = [asyncio.run(added_by_the_proxy(renderer, agents, seed, calls)) for seed in range(rounds)]
-        most = [asyncio.run(calls_per_second(renderer, agents, calls)) for _ in range(rounds)]
+        ours, theirs = measured(renderer, agents, peer, rounds, calls)
         stream_kib = asyncio.run(memory_per_stream(renderer, agents))
-    rows = headlines(added, most, stream_kib)
+    rows = [*headlines(ours, stream_kib), *([] if theirs is None else beside(ours, theirs))]
     if options.json:
-        write_report(options.json, rows, {"machine": began, "agents": AGENTS, "calls": calls, "rounds": added})
+        document = {"machine": began, "agents": AGENTS, "calls": calls, "ours": ours, "rllm_model_gateway": theirs}
+        write_report(options.json, rows, document)
     Console(width=max(110, Console().width)).print(headline_table(rows))
 
 
-def headlines(added: list[Added], most: list[float], stream_kib: float) -> list[Headline]:
-    rate = statistics.median(each.calls_per_s for each in added)
+def measured(
+    renderer: Renderer, agents: ProcessPoolExecutor, peer: Path | None, rounds: int, calls: int
+) -> tuple[Measured, Measured | None]:
+    """The proxy and, where there is an interpreter that has it, the gateway, in alternate rounds."""
+    ours, theirs = Measured([], [], []), Measured([], [], [])
+    with ExitStack() as opened:
+        slow, quick = (
+            None if peer is None else opened.enter_context(proxy_peer.gateway(peer, fastest_s, slowest_s))
+            for fastest_s, slowest_s in ((FASTEST_S, SLOWEST_S), (0.0, 0.0))
+        )
+        for count, our, their in (
+            (FEW_AGENTS, ours.added_to_few, theirs.added_to_few),
+            (AGENTS, ours.added, theirs.added),
+        ):
+            for seed in range(rounds):
+                our.append(asyncio.run(added_by_the_proxy(renderer, agents, count, seed, calls)))
+                if slow is not None:
+                    their.append(asyncio.run(proxy_peer.added_by_the_gateway(slow, agents, count, seed, calls)))
+        for _ in range(rounds):
+            ours.calls_per_s.append(asyncio.run(calls_per_second(renderer, agents, AGENTS, calls)))
+            if quick is not None:
+                rate = asyncio.run(proxy_peer.calls_per_second(quick, agents, AGENTS, calls))
+                theirs.calls_per_s.append(rate)
+    return ours, None if peer is None else theirs
+
+
+def headlines(ours: Measured, stream_kib: float) -> list[Headline]:
+    rate = statistics.median(each.calls_per_s for each in ours.added)
     return [
-        at_most(
-            f"added to a call, p50, ms ({AGENTS} agents, {rate:.0f} calls/s)",
-            Distribution.of([each.p50_ms for each in added]),
-            P50_MS,
-        ),
-        at_most("added to a call, p95, ms", Distribution.of([each.p95_ms for each in added]), P95_MS),
-        figure("calls per second, behind a policy that answers at once", Distribution.of(most)),
+        at_most(f"added to a call, p50, ms ({AGENTS} agents, {rate:.0f} calls/s)", _p50_ms(ours.added), P50_MS),
+        at_most("added to a call, p95, ms", _p95_ms(ours.added), P95_MS),
+        figure(f"added to a call, p50, ms ({FEW_AGENTS} agents)", _p50_ms(ours.added_to_few)),
+        figure("calls per second, behind a policy that answers at once", Distribution.of(ours.calls_per_s)),
         figure("memory per open stream, KiB", stream_kib),
     ]
 
 
-async def added_by_the_proxy(renderer: Renderer, agents: ProcessPoolExecutor, seed: int, calls: int) -> Added:
-    """Each call against its twin that asks the generator directly."""
+def beside(ours: Measured, theirs: Measured) -> list[Headline]:
+    """The gateway's figures, and how many times ours they are, round by round."""
+    rows = []
+    for count, our, their in (
+        (AGENTS, ours.added, theirs.added),
+        (FEW_AGENTS, ours.added_to_few, theirs.added_to_few),
+    ):
+        p50s = [theirs.p50_ms / ours.p50_ms for ours, theirs in zip(our, their, strict=True)]
+        rows += [
+            figure(f"rllm-model-gateway: added, p50, ms ({count} agents)", _p50_ms(their)),
+            figure(f"rllm-model-gateway: added, p95, ms ({count} agents)", _p95_ms(their)),
+            figure(f"times ours, p50 ({count} agents)", Distribution.of(p50s)),
+        ]
+    rates = [ours / theirs for ours, theirs in zip(ours.calls_per_s, theirs.calls_per_s, strict=True)]
+    return [
+        *rows,
+        figure("rllm-model-gateway: calls per second", Distribution.of(theirs.calls_per_s)),
+        figure("calls per second, ours / theirs", Distribution.of(rates)),
+    ]
+
+
+def _p50_ms(rounds: list[Added]) -> Distribution:
+    return Distribution.of([each.p50_ms for each in rounds])
+
+
+def _p95_ms(rounds: list[Added]) -> Distribution:
+    return Distribution.of([each.p95_ms for each in rounds])
+
+
+async def added_by_the_proxy(
+    renderer: Renderer, agents: ProcessPoolExecutor, count: int, seed: int, calls: int
+) -> Added:
+    """Each call of ``count`` agents against its twin that asks the generator directly."""
     answers = spoken(renderer)
-    policies = [DrawnPolicy(answers, derived_seed(seed, agent), FASTEST_S, SLOWEST_S) for agent in range(AGENTS)]
-    async with served(renderer, policies) as ports:
+    policies = [DrawnPolicy(answers, derived_seed(seed, agent), FASTEST_S, SLOWEST_S) for agent in range(count)]
+    async with served(renderer, policies) as addresses:
         began = time.perf_counter()
-        through = await in_agents(agents, proxy_agents.latencies, Calls(ports, calls))
-        rate = AGENTS * calls / (time.perf_counter() - began)
+        through = await in_agents(agents, proxy_agents.latencies, Calls(addresses, calls))
+        seconds = time.perf_counter() - began
     for policy in policies:
         policy.asked = 0
     direct = await asyncio.gather(*(_asked_directly(policy, calls) for policy in policies))
-    added_ms = (np.array(through) - np.array(direct)).ravel() * 1000
-    return Added(float(np.quantile(added_ms, 0.5)), float(np.quantile(added_ms, 0.95)), rate)
+    return Added.of(np.array(through) - np.array(direct), seconds)
 
 
 async def _asked_directly(policy: DrawnPolicy, calls: int) -> list[float]:
@@ -168,21 +227,21 @@ async def _asked_directly(policy: DrawnPolicy, calls: int) -> list[float]:
     return seconds
 
 
-async def calls_per_second(renderer: Renderer, agents: ProcessPoolExecutor, calls: int) -> float:
+async def calls_per_second(renderer: Renderer, agents: ProcessPoolExecutor, count: int, calls: int) -> float:
     answers = spoken(renderer)
-    policies = [DrawnPolicy(answers, agent) for agent in range(AGENTS)]
-    async with served(renderer, policies) as ports:
+    policies = [DrawnPolicy(answers, agent) for agent in range(count)]
+    async with served(renderer, policies) as addresses:
         began = time.perf_counter()
-        await in_agents(agents, proxy_agents.latencies, Calls(ports, calls))
-        return AGENTS * calls / (time.perf_counter() - began)
+        await in_agents(agents, proxy_agents.latencies, Calls(addresses, calls))
+        return count * calls / (time.perf_counter() - began)
 
 
 async def memory_per_stream(renderer: Renderer, agents: ProcessPoolExecutor) -> float:
     """KiB of this process for each stream that is open and waits for its policy."""
     gate, answers = Gate(AGENTS * STREAMS_EACH), spoken(renderer)
-    async with served(renderer, [DrawnPolicy(answers, agent, gate=gate) for agent in range(AGENTS)]) as ports:
+    async with served(renderer, [DrawnPolicy(answers, agent, gate=gate) for agent in range(AGENTS)]) as addresses:
         before = _resident_kib()
-        waiting = asyncio.ensure_future(in_agents(agents, proxy_agents.streams, Calls(ports, STREAMS_EACH)))
+        waiting = asyncio.ensure_future(in_agents(agents, proxy_agents.streams, Calls(addresses, STREAMS_EACH)))
         await gate.full.wait()
         after = _resident_kib()
         gate.open.set()
@@ -191,17 +250,17 @@ async def memory_per_stream(renderer: Renderer, agents: ProcessPoolExecutor) -> 
 
 
 @asynccontextmanager
-async def served(renderer: Renderer, policies: list[DrawnPolicy]) -> AsyncIterator[list[int]]:
-    """The ports of as many rollouts, each with a proxy of its own."""
+async def served(renderer: Renderer, policies: list[DrawnPolicy]) -> AsyncIterator[list[Address]]:
+    """As many rollouts, each with a proxy of its own."""
     async with AsyncExitStack() as held:
-        ports = []
+        addresses = []
         for number, policy in enumerate(policies):
             listener = socket.create_server(("127.0.0.1", 0), backlog=AGENTS)
             listener.setblocking(False)
-            ports.append(listener.getsockname()[1])
+            addresses.append(Address(listener.getsockname()[1]))
             server = ProxyServer(RolloutDoor(_proxy(renderer, policy, number), KEY))
             await held.enter_async_context(server.serving(listener))
-        yield ports
+        yield addresses
 
 
 def _proxy(renderer: Renderer, policy: DrawnPolicy, number: int) -> ModelProxy:
@@ -231,10 +290,6 @@ def _agents() -> Iterator[ProcessPoolExecutor]:
         yield agents
 
 
-async def in_agents(agents: ProcessPoolExecutor, what: Any, calls: Calls) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(agents, what, calls)
-
-
 def _resident_kib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1024
@@ -244,6 +299,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench proxy", description="What the model proxy adds to a call.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     parser.add_argument("--quick", action="store_true", help="one round of few calls")
+    parser.add_argument("--no-peer", action="store_true", help="without rllm's model gateway, which pip installs first")
     return parser.parse_args()
 
 

@@ -16,11 +16,19 @@ STARTS_WITHIN_S = 0.4
 
 
 @dataclass(frozen=True)
-class Calls:
-    """``calls`` of each agent, whose proxies listen at ``ports``."""
+class Address:
+    port: int
+    path: str = "/v1/chat/completions"
 
-    ports: list[int]
+
+@dataclass(frozen=True)
+class Calls:
+    """``calls`` of each agent, whose model is asked at ``addresses``."""
+
+    addresses: list[Address]
     calls: int
+    seed: int = 0
+    """Decides the seeds of requests, each of which has its own."""
 
 
 def latencies(wanted: Calls) -> list[list[float]]:
@@ -34,43 +42,46 @@ def streams(wanted: Calls) -> None:
 
 
 async def _all(wanted: Calls) -> list[list[float]]:
-    return list(await asyncio.gather(*(_conversation(port, wanted.calls) for port in wanted.ports)))
+    return list(await asyncio.gather(*(_conversation(wanted, agent) for agent in range(len(wanted.addresses)))))
 
 
-async def _conversation(port: int, calls: int) -> list[float]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Begin with file {port}."}]
-    await asyncio.sleep(Random(port).uniform(0, STARTS_WITHIN_S))
+async def _conversation(wanted: Calls, agent: int) -> list[float]:
+    address = wanted.addresses[agent]
+    reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Begin with file {agent}."}]
+    await asyncio.sleep(Random(agent).uniform(0, STARTS_WITHIN_S))
     seconds = []
-    for call in range(calls):
-        request = _request({"model": "policy", "messages": messages})
+    for call in range(wanted.calls):
+        seed = (wanted.seed * len(wanted.addresses) + agent) * wanted.calls + call
+        request = _request(address, {"model": "policy", "messages": messages, "seed": seed})
         began = time.perf_counter()
         writer.write(request)
         answer = await _answer(reader)
         seconds.append(time.perf_counter() - began)
         messages += [
             answer["choices"][0]["message"],
-            {"role": "user", "content": RESULT.format(size=port * 100 + call)},
+            {"role": "user", "content": RESULT.format(size=10_000 + agent * 100 + call)},
         ]
     writer.close()
     return seconds
 
 
 async def _streamed(wanted: Calls) -> None:
-    await asyncio.gather(*(_stream(port, number) for port in wanted.ports for number in range(wanted.calls)))
+    streams = (_stream(address, number) for address in wanted.addresses for number in range(wanted.calls))
+    await asyncio.gather(*streams)
 
 
-async def _stream(port: int, number: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def _stream(address: Address, number: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Part {number}."}]
-    writer.write(_request({"model": "policy", "messages": messages, "stream": True}))
+    writer.write(_request(address, {"model": "policy", "messages": messages, "stream": True}))
     await reader.readuntil(b"data: [DONE]")
     writer.close()
 
 
-def _request(document: dict[str, Any]) -> bytes:
+def _request(address: Address, document: dict[str, Any]) -> bytes:
     body = json.dumps(document).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: model\r\nauthorization: Bearer {KEY}\r\n"
+    head = f"POST {address.path} HTTP/1.1\r\nhost: model\r\nauthorization: Bearer {KEY}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

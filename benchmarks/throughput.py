@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine, trl_venv
+from benchmarks import machine, peer_venvs
 from benchmarks.headline import write_report
 from benchmarks.machine import CoreTime, wait_until_quiet
 from benchmarks.measurement import Comparison, Run
@@ -41,7 +41,7 @@ def main() -> None:
     described = machine.description()
     pinned_to = sorted(os.sched_getaffinity(0))[-options.threads :]
     os.sched_setaffinity(0, pinned_to)  # everything below is started from here and inherits it
-    peer = trl_venv.python_of(home)
+    peer = peer_venvs.python_of(peer_venvs.TRL, home)
     comparisons = [_compared(setting, options, home, peer) for setting in options.settings]
     described |= {"pinned_to_cores": len(pinned_to)}
     if options.json:

@@ -94,8 +94,8 @@ class ChatTemplate:
         ``generation``: with the opening of the policy's next turn behind it.  ``digest``: one of messages and tools, by
         a caller who has it.  Raises TemplateRefused.
         """
-        said = digest_of([messages, tools]) if digest is None else digest
-        key = said + digest_of([generation, variables])
+        content = digest_of([messages, tools]) if digest is None else digest
+        key = content + digest_of([generation, variables])
         return self._recent.remembered(key, lambda: self._written(messages, tools, generation, variables))
 
     def _written(
@@ -354,5 +354,5 @@ def _raise(message: str) -> NoReturn:
 
 
 def digest_of(value: Any) -> bytes:
-    """Of something made of what JSON has, half a surrogate pair included."""
+    """The digest of what JSON can say; half a surrogate pair in it is fine."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest()

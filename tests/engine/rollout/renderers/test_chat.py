@@ -247,13 +247,13 @@ def test_however_a_turn_is_spelled_it_is_no_break_and_is_written_only_to_compare
 def test_ids_are_compared_with_all_that_the_template_writes_of_their_turn(spelled, same, monkeypatch):
     speak = chat_renderer(folder("qwen3"))
     monkeypatch.setattr(speak, "_turn_text", lambda message: "nothing that a template writes")
-    said, read = Parsed(AssistantMessage("The sum is 4."), 0), (Message("user", "And now?"),)
+    parsed, read = Parsed(AssistantMessage("The sum is 4."), 0), (Message("user", "And now?"),)
     for token_ids, is_same in [
         ((*speak.tokenizer.encode(spelled), speak.end_id), same),
         (tuple(speak.tokenizer.encode(spelled)), False),
         ((*speak.tokenizer.encode(spelled), len(speak.tokenizer), speak.end_id), False),
     ]:
-        exchange = Exchange(token_ids, said, read)
+        exchange = Exchange(token_ids, parsed, read)
         whole = speak.rewritten(Conversation((Message("user", "2+2?"),), (), (), (exchange,)))
         assert (whole is None) == is_same
 
