@@ -1,6 +1,7 @@
 """Bad input, told so that its author can mend it: field, value, what is wrong, remedy."""
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,8 @@ class Problem:
         """The same problem of the table ``to``, which is read as ``table`` is; its remedy names ``to`` as well."""
         if not self.field.startswith(f"{table}."):
             return self
-        field, remedy = to + self.field.removeprefix(table), self.remedy.replace(f"{table}.", f"{to}.")
+        field = to + self.field.removeprefix(table)
+        remedy = re.sub(rf"(?<![\w./-]){re.escape(table)}\.(?=[a-z])", lambda _: f"{to}.", self.remedy)
         return replace(self, field=field, remedy=remedy)
 
 

@@ -380,3 +380,12 @@ def test_the_remedies_of_a_short_context_work(recipe: dict[str, Any]) -> None:
 
 def test_half_a_surrogate_pair_in_a_presets_name_is_shown_escaped() -> None:
     assert problem(recipe={"preset": "\ud800"}).value == "\\ud800"
+
+
+def test_a_problem_of_another_table_names_that_table_and_changes_no_other_text() -> None:
+    remedy = "set model.folder, or judge.model.folder, in sub-model.toml or my_model.py; see the model. It has model."
+    renamed = Problem("model.folder", "x", "there is no such folder", remedy).renamed("model", "resources.judge")
+    assert renamed.field == "resources.judge.folder"
+    assert renamed.remedy == remedy.replace("set model.folder", "set resources.judge.folder")
+    other = Problem("models.folder", "x", "none", "set model.folder")
+    assert other.renamed("model", "resources.judge") == other
