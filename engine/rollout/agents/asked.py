@@ -1,7 +1,8 @@
 """What an agent asks of the policy, whichever dialect it speaks, and how it is refused."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from engine.spec.message import AssistantMessage, Message, ToolSchema
 
@@ -81,3 +82,5 @@ class Asked:
     logprobs: bool = False
     """Whether the answer shows the log-prob of each token."""
     usage_in_stream: bool = False
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """What the answer says again of the request, in a dialect that does."""

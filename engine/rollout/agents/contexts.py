@@ -65,6 +65,7 @@ class Contexts:
 
     def find(self, asked: Asked) -> Found:
         """Raises RequestRefused for messages that no template can express."""
+        asked = replace(asked, messages=_joined(asked.messages))
         opening, exchanges = exchanges_in(asked.messages)
         digests = self._digests.of(asked)
         known = self._longest_known(asked.messages, digests)
@@ -78,9 +79,7 @@ class Contexts:
                 context = extended(self._renderer, spoken, read)
                 results = {message.call: message.content for message in read if message.call}
             for entry, read in left:
-                token_ids = tuple(self._renderer.write(entry, asked.tools))
-                written = Spoken(context, token_ids, self._renderer.parse(token_ids, asked.tools))
-                context = extended(self._renderer, written, read)
+                context = extended(self._renderer, self._written(context, _readable(entry), asked.tools), read)
         except ValueError as error:
             raise RequestRefused("template", f"the model's chat template cannot write this: {error}") from error
         return Found(context, digests[-1], number, results)
@@ -92,6 +91,12 @@ class Contexts:
             if (known := self._spoken.get(digests[places[order] + 1])) is not None:
                 return order, *known
         return None
+
+    def _written(self, context: Context, entry: AssistantMessage, tools: Sequence[ToolSchema]) -> Spoken:
+        """A turn that the policy did not sample: its calls are written as calls, everything else is text to be read."""
+        is_text = not entry.requests and not entry.reasoning
+        token_ids = self._renderer.quote(entry.content) if is_text else self._renderer.write(entry, tools)
+        return Spoken(context, tuple(token_ids), Parsed(entry, 0))
 
     def _opened(self, opening: Sequence[Message], tools: Sequence[ToolSchema]) -> Context:
         conversation = Conversation(tuple(opening), tuple(tools), self._experience, ())
@@ -114,8 +119,41 @@ def extended(renderer: Renderer, spoken: Spoken, messages: Sequence[Message]) ->
     )
 
 
+def _joined(messages: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Messages of the assistant that stand next to each other are one: what it said, and all of its calls."""
+    joined = list[Entry]()
+    for entry in messages:
+        last = joined[-1] if joined else None
+        if isinstance(entry, AssistantMessage) and isinstance(last, AssistantMessage):
+            joined[-1] = _one_turn(last, entry)
+        else:
+            joined.append(entry)
+    return messages if len(joined) == len(messages) else tuple(joined)
+
+
+def _one_turn(first: AssistantMessage, second: AssistantMessage) -> AssistantMessage:
+    try:
+        return AssistantMessage(
+            "\n\n".join(filter(None, (first.content, second.content))),
+            (*first.requests, *second.requests),
+            reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
+        )
+    except ValueError as error:
+        raise RequestRefused("conversation", f"of messages that are one turn: {error}", field="messages") from error
+
+
+def _readable(entry: AssistantMessage) -> AssistantMessage:
+    """A turn with calls that nobody can read is read as text: so the policy may have written it, and never again
+    will."""
+    if not any(request.malformed for request in entry.requests):
+        return entry
+    calls = (f"{request.name} {request.text}".strip() for request in entry.requests)
+    return AssistantMessage("\n".join(filter(None, (entry.content, *calls))), reasoning=entry.reasoning)
+
+
 def exchanges_in(messages: Sequence[Entry]) -> tuple[list[Message], list[tuple[AssistantMessage, list[Message]]]]:
-    """What stands before the first turn, and each turn with what was read behind it.  Raises RequestRefused."""
+    """What stands before the first turn, and each turn with what was read behind it: first the results of its calls,
+    in their order, for no template writes whose result one is.  Raises RequestRefused."""
     opening, exchanges = list[Message](), list[tuple[AssistantMessage, list[Message]]]()
     for entry in messages:
         if isinstance(entry, AssistantMessage):
@@ -133,8 +171,13 @@ def exchanges_in(messages: Sequence[Entry]) -> tuple[list[Message], list[tuple[A
                 field="messages",
             )
         _check_results(entry, read)
+        order = {request.id: place for place, request in enumerate(entry.requests)}
+        read.sort(key=lambda message: order.get(message.call or "", len(order)))
     if any(message.role == "tool" for message in opening):
-        raise RequestRefused("conversation", "a tool result without a call before it", field="messages")
+        stray = next(message.call for message in opening if message.role == "tool")
+        raise RequestRefused(
+            "conversation", f"a tool result without a call before it, of {stray!r}: send the call too", field="messages"
+        )
     return opening, exchanges
 
 
@@ -148,7 +191,10 @@ def _check_results(entry: AssistantMessage, read: Sequence[Message]) -> None:
             field="messages",
         )
     if any(message.role != "tool" for message in read[: len(results)]):
-        raise RequestRefused("conversation", "a tool result stands behind another message: put it first")
+        late = next(message.call for message in reversed(read) if message.role == "tool")
+        raise RequestRefused(
+            "conversation", f"the tool result of {late!r} stands behind another message: put it first", field="messages"
+        )
 
 
 class _Digests:

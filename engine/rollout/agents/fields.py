@@ -13,6 +13,7 @@ MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256
 SHOWN_CHARACTERS = 100
+LONGEST_NAME = 128
 
 Document = Mapping[str, Any]
 
@@ -49,7 +50,7 @@ def check_options(
     faults = [
         name
         for name, value in document.items()
-        if value is not None
+        if not _asks_nothing(value)
         and name not in known
         and name not in no_matter
         and not any(value == choice and isinstance(value, type(choice)) for choice in neutral.get(name, ()))
@@ -59,6 +60,39 @@ def check_options(
         raise RequestRefused(
             "unsupported", f"the policy has no such options: {listed}; leave them out", field=faults[0]
         )
+
+
+def _asks_nothing(value: object) -> bool:
+    """Nothing, a list of nothing, or an object without a value in it."""
+    if isinstance(value, dict):
+        return all(map(_asks_nothing, value.values()))
+    return value is None or value == []
+
+
+def tool_choice(document: Document, taken: Collection[object], demanding: Collection[str], reason: str) -> object:
+    """What the agent wants of calls, one of ``taken``.  ``demanding``: texts that mean more than can be promised; so
+    does any object."""
+    choice = document.get("tool_choice")
+    if choice in taken:
+        return choice
+    if isinstance(choice, dict) or choice in demanding:
+        lacking("tool_choice", choice, reason)
+    return wrong("tool_choice", choice, f"one of {', '.join(map(json.dumps, taken))}")
+
+
+def switches(document: Document, name: str) -> Mapping[str, bool]:
+    """An object of fields that are true or false; empty where there is none."""
+    value = document.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(switch, bool | None) for switch in value.values()):
+        wrong(name, value, "an object whose fields are true or false")
+    return {key: switch for key, switch in value.items() if switch is not None}
+
+
+def no_role(role: object, field: str, known: str) -> NoReturn:
+    problem = "is missing" if role is None else f"= {str(role)[:40]!r}"
+    raise RequestRefused("conversation", f"{field}.role {problem}: use {known}", field=field)
 
 
 def text(document: Document, name: str, default: str = "") -> str:
@@ -130,12 +164,14 @@ def plain_text(content: object, name: str, kinds: Collection[str]) -> str:
                 f"{name}.{place}.type = {json.dumps(part.get('type'))[:SHOWN_CHARACTERS]}: the model reads text alone",
                 field=name,
             )
-    return "".join(text(part, "text") for part in parts)
+        if not isinstance(part.get("text"), str):
+            wrong(f"{name}.{place}.text", part.get("text"), "a text")
+    return "".join(part["text"] for part in parts)
 
 
 def tool_schema(name: object, description: object, parameters: object, field: str) -> ToolSchema:
-    if not isinstance(name, str) or not name or name.split() != [name] or len(name) > SHOWN_CHARACTERS:
-        wrong(f"{field}.name", name, f"a name of at most {SHOWN_CHARACTERS} characters, without white space")
+    if not isinstance(name, str) or not name or name.split() != [name] or len(name) > LONGEST_NAME:
+        wrong(f"{field}.name", name, f"a name of at most {LONGEST_NAME} characters, without white space")
     if not isinstance(description, str | None):
         wrong(f"{field}.description", description, "a text")
     if not isinstance(parameters, dict | None):
@@ -151,17 +187,18 @@ def check_names(tools: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
 
 
 def tool_request(name: object, written: object, call_id: object, field: str) -> ToolRequest:
-    """A call that the agent says the policy made; ``written``: its arguments as JSON text, or as an object."""
+    """A call that the agent says the policy made; ``written``: its arguments as JSON text, empty where it has none, or
+    as an object."""
     if not isinstance(name, str):
         wrong(f"{field}.name", name, "the name of a tool")
-    if not isinstance(call_id, str) or not 0 < len(call_id) <= SHOWN_CHARACTERS:
-        wrong(f"{field}.id", call_id, f"a text of at most {SHOWN_CHARACTERS} characters")
+    if not isinstance(call_id, str) or not 0 < len(call_id) <= LONGEST_NAME:
+        wrong(f"{field}.id", call_id, f"a text of at most {LONGEST_NAME} characters")
     if isinstance(written, dict):
         return ToolRequest(name, written, call_id)
     if not isinstance(written, str):
         wrong(f"{field}.arguments", written, "a JSON object as text")
     try:
-        return ToolRequest(name, arguments_in(written), call_id)
+        return ToolRequest(name, arguments_in(written) if written.strip() else {}, call_id)
     except ValueError as problem:
         return ToolRequest(name, {}, call_id, Malformed(written, str(problem)))
 

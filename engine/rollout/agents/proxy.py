@@ -16,7 +16,7 @@ from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call, segments_of
 from engine.rollout.agents.contexts import Context, Contexts, Found, Spoken
 from engine.rollout.agents.live import Live, LiveTurn
-from engine.rollout.agents.stops import ended, stopped
+from engine.rollout.agents.stops import ended, stopped, stopped_text
 from engine.rollout.renderers.contract import Renderer
 from engine.seeds import derived_seed
 from engine.spec.generation import Generated
@@ -190,25 +190,29 @@ def answered(
 
     ``id`` makes the ids of its tool calls.  ``shown`` is what has been streamed of its text.
     """
-    if asked.stops and (call := _stopped_call(asked, context, generated, renderer, id)) is not None:
-        call.reply = _as_shown(call.reply, shown)
-        return call, None
+    if asked.stops and (at := stopped(generated, asked.stops, renderer, asked.tools)) is not None:
+        reply = replace(_named(at.parsed.message, id), content=at.text)
+        return _cut(Call(context, generated, at.parsed.message, _as_shown(reply, shown), stop=at.stop), at.tokens), None
     token_ids = ended(generated, len(generated.token_ids), renderer)
     parsed = renderer.parse(token_ids, asked.tools)
-    text = "" if parsed.message.malformed is None else renderer.text(token_ids[:-1])
-    reply = _as_shown(_named(parsed.message, text, id), shown)
-    return Call(context, generated, parsed.message, reply), Spoken(context, token_ids, parsed)
+    if _can_be_made(parsed.message, asked):
+        reply = replace(_named(parsed.message, id), content=parsed.spoken)
+    elif parsed.message.malformed is None and (found := stopped_text(generated, asked.stops, renderer)) is not None:
+        tokens, text, stop = found
+        reply = _as_shown(AssistantMessage(text), shown)
+        return _cut(Call(context, generated, parsed.message, reply, stop=stop), tokens), None
+    else:
+        reply = AssistantMessage(renderer.text(token_ids[:-1]))
+    return Call(context, generated, parsed.message, _as_shown(reply, shown)), Spoken(context, token_ids, parsed)
 
 
-def _stopped_call(asked: Asked, context: Context, generated: Generated, renderer: Renderer, id: str) -> Call | None:
-    """The turn where a stop string ends it.  No later call goes on from its ids, which hold the stop string: the
-    agent's messages do not."""
-    if (at := stopped(generated, asked.stops, renderer, asked.tools)) is None:
-        return None
-    reply = replace(_named(at.parsed.message, "", id), content=at.text)
-    dropped = len(generated.token_ids) - at.tokens
-    kept = generated if not dropped else _beginning(generated, at.tokens)
-    return Call(context, kept, at.parsed.message, reply, stop=at.stop, dropped_tokens=dropped)
+def _cut(call: Call, tokens: int) -> Call:
+    """The call with the beginning of its turn that a stop string left.  No later call goes on from its ids, which hold
+    the stop string: the agent's messages do not."""
+    sampled = call.generated
+    if dropped := len(sampled.token_ids) - tokens:
+        call.dropped_tokens, call.generated = dropped, _beginning(sampled, tokens)
+    return call
 
 
 def refuse_far_too_long(asked: Asked, context_tokens: int) -> None:
@@ -245,10 +249,16 @@ def _beginning(generated: Generated, tokens: int) -> Generated:
     )
 
 
-def _named(message: AssistantMessage, text: str, id: str) -> AssistantMessage:
-    """What the agent is answered: tool calls have ids of the proxy's own, and what cannot be read is ``text``."""
+def _can_be_made(message: AssistantMessage, asked: Asked) -> bool:
+    """Whether a turn is more to its reader than text: it can be read, and its calls, if any, name tools of somebody who
+    has given some.  An agent that looks up a tool without a name, or has forbidden calls, would fall over one."""
     if message.malformed is not None:
-        return AssistantMessage(text)
+        return False
+    return not message.requests or (bool(asked.tools) and all(request.name for request in message.requests))
+
+
+def _named(message: AssistantMessage, id: str) -> AssistantMessage:
+    """What the agent is answered: tool calls have ids of the proxy's own."""
     requests = tuple(replace(request, id=f"call_{id}_{place}") for place, request in enumerate(message.requests))
     return replace(message, requests=requests)
 

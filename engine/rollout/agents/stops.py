@@ -40,8 +40,19 @@ def stopped(
     """
     for tokens in _candidates(generated, stops, renderer):
         parsed = renderer.parse(ended(generated, tokens, renderer), tools)
-        if parsed.message.malformed is None and (found := _first(parsed.message.content, stops)) is not None:
-            return Stopped(tokens, parsed, parsed.message.content[: found[0]], found[1])
+        if parsed.message.malformed is None and (found := _first(parsed.spoken, stops)) is not None:
+            return Stopped(tokens, parsed, parsed.spoken[: found[0]], found[1])
+    return None
+
+
+def stopped_text(generated: Generated, stops: Sequence[str], renderer: Renderer) -> tuple[int, str, str] | None:
+    """The same of a turn that is answered as the text that it is: how many tokens are kept, what stands before the stop
+    string, and it."""
+    text = ""
+    for tokens, piece in enumerate(renderer.pieces(generated.token_ids), start=1):
+        text += piece
+        if (found := _first(text, stops)) is not None:
+            return tokens, text[: found[0]], found[1]
     return None
 
 

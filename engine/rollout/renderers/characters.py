@@ -76,7 +76,7 @@ class CharacterRenderer:
             case tokenizer.tool_open, tokenizer.tool_close:
                 return Parsed(_call(text, tools, reasoning), begins)
             case tokenizer.answer_open, tokenizer.answer_close:
-                return Parsed(AssistantMessage(text, reasoning=reasoning), begins)
+                return Parsed(AssistantMessage(text, reasoning=reasoning), begins, text)
             case _:
                 return Parsed(_unframed(self.text(token_ids)), begins)
 
@@ -103,6 +103,9 @@ class CharacterRenderer:
             return [*before, tokenizer.answer_open, *tokenizer.encode(message.content), tokenizer.answer_close]
         call = tokenizer.encode(_call_text(message.requests[0], tools))
         return [*before, tokenizer.tool_open, *call, tokenizer.tool_close]
+
+    def quote(self, content: str) -> list[int]:
+        return self.write(AssistantMessage(content), [])
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids)

@@ -77,6 +77,8 @@ class _Thought:
     spoken: Reading
     before_spoken: int
     """Characters of the turn's text before ``spoken`` begins."""
+    lead: str
+    """White space before ``spoken``; empty behind a thought, where the template writes it."""
 
 
 class ChatRenderer:
@@ -120,6 +122,12 @@ class ChatRenderer:
         opening = (Message("user", "c"),)
         conversations = [Conversation(opening, tools, (), (exchange,) * count) for count in (1, 2)]
         return all(self.rewritten(conversation) is None for conversation in conversations)
+
+    @cached_property
+    def _own_lead(self) -> str:
+        """White space with which the template itself begins what is said."""
+        turn = self._turn_text(AssistantMessage("a"))
+        return turn[: len(turn) - len(turn.lstrip())]
 
     @property
     def call_format(self) -> Format | None:
@@ -212,10 +220,14 @@ class ChatRenderer:
             pieces = self._pieces_of_turn(token_ids)
             thought = self._thought(self._reading(token_ids[:-1], pieces))
         except MalformedTurn as error:
-            return Parsed(AssistantMessage(malformed=Malformed(self.text(token_ids), str(error))), 0)
+            # Its end is no part of what it says: it would be written as text where the history is written again.
+            body = token_ids[:-1] if token_ids and token_ids[-1] in self._stop_ids else token_ids
+            return Parsed(AssistantMessage(malformed=Malformed(self.text(body), str(error))), 0)
         message = self._message(thought.spoken, tools)
         begins = _token_at(pieces, thought.before_spoken)
-        return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins)
+        answer = thought.lead.removeprefix(self._own_lead) + thought.spoken.text
+        spoken = message.content if message.requests else answer
+        return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins, spoken)
 
     def settled(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Settled:
         try:
@@ -247,6 +259,10 @@ class ChatRenderer:
             reason = malformed.reason if malformed is not None else "it would be read as another message"
             raise ValueError(f"this model cannot write the message: {reason}")
         return token_ids
+
+    def quote(self, content: str) -> list[int]:
+        """Raises ValueError where the template cannot write it."""
+        return self.tokenizer.encode(self._turn_text(AssistantMessage(content)))
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.text(token_ids)
@@ -436,8 +452,9 @@ class ChatRenderer:
         if THINK in reasoning or ((self._thinks or THINK in self.tokenizer.marks) and _thought_in(rest)):
             raise MalformedTurn("a thought stands where none may")
         spoken = rest.lstrip()
-        before += rest[: len(rest) - len(spoken)]
-        return _Thought(turn.part(reasoning), turn.part(spoken), len(turn.part(before).text))
+        lead = rest[: len(rest) - len(spoken)]
+        length = len(turn.part(before + lead).text)
+        return _Thought(turn.part(reasoning), turn.part(spoken), length, "" if opened else lead)
 
     def _message(self, spoken: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
         if self._format is None:

@@ -23,6 +23,9 @@ class Parsed:
     message: AssistantMessage
     begins: int
     """Where in the turn's ids the call or the answer begins; before it there is reasoning only."""
+    spoken: str = ""
+    """What is said before the calls, or the answer, as the policy wrote it: the message holds no white space around it.
+    Empty where nothing can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,13 @@ class Renderer(Protocol):
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
         """Return what a policy that means ``message`` writes.  The inverse of ``parse``; demonstrations are made so."""
+        ...
+
+    def quote(self, content: str) -> list[int]:
+        """Return a turn as the policy reads it that somebody else wrote, who says ``content`` and calls nothing.
+
+        It need not be read as what it says: text may resemble a call.  Raises ValueError where it cannot be written.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:

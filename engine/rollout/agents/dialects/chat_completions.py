@@ -1,5 +1,6 @@
 """OpenAI's Chat Completions: ``POST /v1/chat/completions``."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,25 @@ from engine.rollout.renderers.contract import Settled
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 READ = ("messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stream", "stream_options",
-        "logprobs", "tool_choice", "stop", "temperature", "top_p")  # fmt: skip
-NO_MATTER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+        "logprobs", "tool_choice", "stop", "temperature", "top_p", "top_k")  # fmt: skip
+NO_MATTER = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+FREE = (None, "auto", "none")
+"""The values of ``tool_choice`` by which the policy may do as it likes, or may call nothing."""
+MAKES_IT_CALL = "the policy cannot be made to call a tool"
 HOTTEST = 2.0
 NEUTRAL: dict[str, Sequence[object]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
-    "logit_bias": ({},),
+    "min_p": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
@@ -38,7 +51,6 @@ class ChatCompletions:
     def read(self, document: Document) -> Asked:
         fields.check_options(document, READ, NEUTRAL, NO_MATTER)
         entries = fields.objects(document.get("messages"), "messages", fields.MOST_MESSAGES)
-        options = document.get("stream_options") or {}
         return Asked(
             messages=tuple(_entries(entries)),
             tools=_tools(document),
@@ -49,9 +61,10 @@ class ChatCompletions:
             seed=fields.number(document, "seed", -(2**63), 2**63 - 1),
             temperature=fields.share(document, "temperature", HOTTEST),
             top_p=fields.share(document, "top_p", 1.0),
+            top_k=_top_k(document),
             stream=fields.flag(document, "stream"),
             logprobs=fields.flag(document, "logprobs"),
-            usage_in_stream=isinstance(options, dict) and options.get("include_usage") is True,
+            usage_in_stream=fields.switches(document, "stream_options").get("include_usage", False),
         )
 
     def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -115,14 +128,18 @@ class ChatCompletionChunks:
 
 
 def _most_tokens(document: Document) -> int | None:
-    newer = fields.number(document, "max_completion_tokens", 1, 2**31)
-    return fields.number(document, "max_tokens", 1, 2**31) if newer is None else newer
+    """The smaller of its two names."""
+    limits = [fields.number(document, name, 1, 2**31) for name in ("max_completion_tokens", "max_tokens")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _top_k(document: Document) -> int | None:
+    """No option of OpenAI's, but of servers that speak its dialect; -1 asks for all tokens there."""
+    return None if document.get("top_k") == -1 else fields.number(document, "top_k", 0, 2**31)
 
 
 def _tools(document: Document) -> tuple[ToolSchema, ...]:
-    choice = document.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        fields.lacking("tool_choice", choice, "the policy cannot be made to call a tool")
+    choice = fields.tool_choice(document, FREE, ("required", "any"), MAKES_IT_CALL)
     listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
     tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
     return () if choice == "none" else fields.check_names(tools)
@@ -154,11 +171,7 @@ def _entries(entries: Sequence[Document]) -> Iterator[Entry]:
                 call = fields.text(entry, "tool_call_id")
                 yield Message("tool", _content(entry, field), names.get(call), call)
             case role:
-                raise RequestRefused(
-                    "conversation",
-                    f"{field}.role = {str(role)[:40]!r}: use system, user, assistant or tool",
-                    field=field,
-                )
+                fields.no_role(role, field, "system, user, assistant or tool")
 
 
 def _content(entry: Document, field: str) -> str:
@@ -166,11 +179,14 @@ def _content(entry: Document, field: str) -> str:
 
 
 def _assistant(entry: Document, field: str) -> AssistantMessage:
+    if entry.get("function_call") is not None:
+        fields.lacking(f"{field}.function_call", entry["function_call"], "calls stand in tool_calls")
     calls = fields.objects(entry.get("tool_calls") or [], f"{field}.tool_calls", fields.MOST_TOOLS)
     requests = tuple(_request(call, f"{field}.tool_calls.{place}") for place, call in enumerate(calls))
     if len({request.id for request in requests}) < len(requests):
         fields.wrong(f"{field}.tool_calls", [request.id for request in requests], "an id of its own for each call")
-    return AssistantMessage(_content(entry, field), requests, reasoning=fields.text(entry, "reasoning_content"))
+    content = _content(entry, field) or fields.text(entry, "refusal")
+    return AssistantMessage(content, requests, reasoning=fields.text(entry, "reasoning_content"))
 
 
 def _request(call: Document, field: str) -> ToolRequest:
@@ -181,7 +197,7 @@ def _request(call: Document, field: str) -> ToolRequest:
 
 
 def _envelope(asked: Asked, id: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{id}", "object": kind, "created": 0, "model": asked.model}
+    return {"id": f"chatcmpl-{id}", "object": kind, "created": int(time.time()), "model": asked.model}
 
 
 def _message(reply: AssistantMessage) -> dict[str, Any]:
@@ -206,9 +222,15 @@ def _finish(call: Call) -> str:
     return "tool_calls" if call.reply.requests else "stop"
 
 
-def _usage(calls: Sequence[Call]) -> dict[str, int]:
+def _usage(calls: Sequence[Call]) -> dict[str, Any]:
     read, sampled = prompt_tokens(calls), sampled_tokens(calls)
-    return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": sampled,
+        "total_tokens": read + sampled,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+    }
 
 
 def _logprobs(call: Call, pieces: Sequence[str]) -> dict[str, Any]:

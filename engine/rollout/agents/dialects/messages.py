@@ -16,6 +16,7 @@ READ = ("messages", "system", "model", "tools", "max_tokens", "stream", "tool_ch
         "temperature", "top_p", "top_k")  # fmt: skip
 NO_MATTER = ("metadata", "service_tier", "cache_control")
 NEUTRAL: dict[str, Sequence[object]] = {"thinking": ({"type": "disabled"},)}
+UNCACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 TEXT_PARTS = ("text",)
 ERRORS = {
     401: "authentication_error",
@@ -25,6 +26,8 @@ ERRORS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+FAILED = "The tool failed."
+"""What the model reads of a result that is an error and says no more: no template has a place for that."""
 UNREADABLE = "malformed_arguments"
 """Under this name stand arguments that are no JSON object, as text: the input of a call must be an object here."""
 
@@ -52,15 +55,17 @@ class Messages:
 
     def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
         [call] = calls
-        usage = {"input_tokens": prompt_tokens(calls), "output_tokens": sampled_tokens(calls)}
+        usage = {"input_tokens": prompt_tokens(calls), "output_tokens": sampled_tokens(calls), **UNCACHED}
         return _envelope(asked, id) | {"content": _blocks(call.reply), **_end(call), "usage": usage}
 
     def stream(self, asked: Asked, id: str) -> "MessageEvents":
         return MessageEvents(_envelope(asked, id))
 
     def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
+        """By the words "prompt is too long" agents know that they have to compact; there is no code for it."""
         kind = ERRORS.get(refusal.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": f"{refusal.kind}: {refusal}"}}
+        reason = "prompt is too long" if refusal.kind == "context" else refusal.kind
+        return {"type": "error", "error": {"type": kind, "message": f"{reason}: {refusal}"}}
 
 
 class MessageEvents:
@@ -71,7 +76,7 @@ class MessageEvents:
         self._text = ""
 
     def begin(self, prompt_tokens: int) -> Iterator[bytes]:
-        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0, **UNCACHED}
         yield _event("message_start", message=self._envelope | {"content": [], "stop_reason": None, "usage": usage})
 
     def show(self, choice: int, more: Settled) -> Iterator[bytes]:
@@ -115,16 +120,23 @@ def _entries(entries: Sequence[Document]) -> Iterator[Entry]:
             case "user":
                 yield from _read(listed, names, field)
             case role:
-                problem = f"{field}.role = {str(role)[:40]!r}: use user or assistant"
-                raise RequestRefused("conversation", problem, field=field)
+                fields.no_role(role, field, "user or assistant")
 
 
 def _read(blocks: Sequence[Document], names: dict[str, str], field: str) -> Iterator[Message]:
     """Results of tools, and what the user says behind them."""
     results = [block for block in blocks if block.get("type") == "tool_result"]
+    if any(block.get("type") != "tool_result" for block in blocks[: len(results)]):
+        raise RequestRefused(
+            "conversation",
+            f"{field}.content: a tool_result stands behind another block: put all of them first",
+            field=f"{field}.content",
+        )
     for block in results:
         call = fields.text(block, "tool_use_id")
         content = fields.plain_text(block.get("content"), f"{field}.content", TEXT_PARTS)
+        if fields.flag(block, "is_error"):
+            content = content or FAILED
         yield Message("tool", content, names.get(call), call)
     others = [block for block in blocks if block.get("type") != "tool_result"]
     if others or not results:

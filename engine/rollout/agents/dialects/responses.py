@@ -1,5 +1,6 @@
 """OpenAI's Responses: ``POST /v1/responses``.  Nothing is stored: each request brings its whole conversation."""
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.dialects.chat_completions import ERRORS, HOTTEST
+from engine.rollout.agents.dialects.chat_completions import ERRORS, FREE, HOTTEST, MAKES_IT_CALL
 from engine.rollout.agents.dialects.contract import event, left_of, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
 from engine.rollout.renderers.contract import Settled
@@ -21,15 +22,19 @@ NO_MATTER = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_retention",
+    "stream_options",
 )
 NEUTRAL: dict[str, Sequence[object]] = {
     "background": (False,),
-    "include": ([],),
+    "include": (["reasoning.encrypted_content"],),
     "parallel_tool_calls": (True,),
-    "text": ({"format": {"type": "text"}}, {}),
+    "text": ({"format": {"type": "text"}},),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+ECHOED = ("instructions", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p")
+"""What a response says again of its request."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -48,6 +53,7 @@ class Responses:
             temperature=fields.share(document, "temperature", HOTTEST),
             top_p=fields.share(document, "top_p", 1.0),
             stream=fields.flag(document, "stream"),
+            echoed={name: document[name] for name in ECHOED if document.get(name) is not None},
         )
 
     def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -71,7 +77,7 @@ class Responses:
 
     def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
         kind = ERRORS.get(refusal.status, "invalid_request_error")
-        return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": refusal.kind}}
+        return {"error": {"message": str(refusal), "type": kind, "param": _field(refusal), "code": _code(refusal)}}
 
 
 class ResponseEvents:
@@ -106,7 +112,7 @@ class ResponseEvents:
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def fail(self, refusal: RequestRefused) -> Iterator[bytes]:
-        yield self._event("error", code=refusal.kind, message=str(refusal), param=refusal.field)
+        yield self._event("error", code=_code(refusal), message=str(refusal), param=_field(refusal))
 
     def _begin_text(self) -> Iterator[bytes]:
         item = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
@@ -136,6 +142,15 @@ class ResponseEvents:
         return event({"type": kind, "sequence_number": next(self._numbers), **entries}, kind)
 
 
+def _code(refusal: RequestRefused) -> str:
+    return "context_length_exceeded" if refusal.kind == "context" else refusal.kind
+
+
+def _field(refusal: RequestRefused) -> str | None:
+    """The messages of a conversation are the input here."""
+    return "input" if refusal.field == "messages" else refusal.field
+
+
 def _entries(items: Sequence[Document]) -> Iterator[Entry]:
     """A message of the assistant and the calls behind it are one turn."""
     names: dict[str, str] = {}
@@ -161,7 +176,8 @@ def _entries(items: Sequence[Document]) -> Iterator[Entry]:
         elif kind == "message" and role in ("user", "system", "developer"):
             yield Message("user" if role == "user" else "system", _content(item, field))
         else:
-            problem = f"{field}: type {str(kind)[:40]!r} with role {str(role)[:40]!r} is none that the model can read"
+            of_role = "" if role is None else f" with role {str(role)[:40]!r}"
+            problem = f"{field}: type {str(kind)[:40]!r}{of_role} is none that the model can read"
             raise RequestRefused("conversation", problem, field=field)
     if content is not None or requests:
         yield _turn(content, requests, "input")
@@ -178,9 +194,7 @@ def _content(item: Document, field: str) -> str:
 
 
 def _tools(document: Document) -> tuple[ToolSchema, ...]:
-    choice = document.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        fields.lacking("tool_choice", choice, "the policy cannot be made to call a tool")
+    choice = fields.tool_choice(document, FREE, ("required", "any"), MAKES_IT_CALL)
     listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
     tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
     return () if choice == "none" else fields.check_names(tools)
@@ -196,7 +210,7 @@ def _envelope(asked: Asked, id: str) -> dict[str, Any]:
     return {
         "id": f"resp_{id}",
         "object": "response",
-        "created_at": 0,
+        "created_at": int(time.time()),
         "model": asked.model,
         "error": None,
         "incomplete_details": None,
@@ -207,17 +221,19 @@ def _envelope(asked: Asked, id: str) -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
         "top_p": None,
+        **asked.echoed,
     }
 
 
 def _items(call: Call, id: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
+    status = "incomplete" if was_cut(call) else "completed"
     if call.reply.content or not call.reply.requests:
         part = {"type": "output_text", "text": call.reply.content, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{id}", "type": "message", "role": "assistant", "status": "completed",
+        items.append({"id": f"msg_{id}", "type": "message", "role": "assistant", "status": status,
                       "content": [part]})  # fmt: skip
     for place, request in enumerate(call.reply.requests):
-        items.append({"id": f"fc_{id}_{place}", "type": "function_call", "status": "completed",
+        items.append({"id": f"fc_{id}_{place}", "type": "function_call", "status": status,
                       "call_id": request.id, "name": request.name,
                       "arguments": fields.arguments_text(request)})  # fmt: skip
     return items

@@ -160,6 +160,8 @@ async def test_choices_seeds_log_probs_and_usage():
             "prompt_tokens": len(first.context.token_ids),
             "completion_tokens": 3 * len(first.generated.token_ids),
             "total_tokens": len(first.context.token_ids) + 3 * len(first.generated.token_ids),
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
         }
         assert len(open_to.model.segments()) == 3
 

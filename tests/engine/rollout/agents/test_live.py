@@ -366,7 +366,7 @@ async def test_a_stop_string_is_never_shown(path):
             "hermes",
             lambda r: [*r.tokenizer.encode(marked(r, "I say <tool_call>{</tool_call>")), r.end_id],
             "I say",
-            "I say",
+            "I say <tool_call>{</tool_call>",
         ),
     ],
 )
