@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -18,13 +19,13 @@ from typing import Any, Protocol
 
 import h11
 
-from engine.rollout.agents.asked import Asked, RequestRefused
+from engine.rollout.agents.asked import Asked, RefusalKind, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.dialects.chat_completions import ChatCompletions
 from engine.rollout.agents.dialects.contract import Dialect, EventStream
 from engine.rollout.agents.dialects.messages import Messages
 from engine.rollout.agents.dialects.responses import Responses
-from engine.rollout.agents.fields import document_in
+from engine.rollout.agents.fields import SHOWN_CHARACTERS, document_in
 from engine.rollout.agents.live import Live
 from engine.rollout.agents.proxy import ModelProxy
 from engine.rollout.renderers.contract import Renderer
@@ -35,13 +36,38 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": Messages(),
 }
 MODELS = "/v1/models"
+METHODS = dict.fromkeys(DIALECTS, b"POST") | {MODELS: b"GET"}
 MOST_HEADER_BYTES = 16 * 2**10
 MOST_BODY_BYTES = 8 * 2**20
 MOST_CONNECTIONS = 64
 MOST_HELD_BYTES = 4 * MOST_BODY_BYTES
 """The bytes of all bodies that are being received from one agent."""
 READ_BYTES = 2**13
-"""At once: no more than this is read of headers beyond their limit, which holds for what is incomplete."""
+"""At once, and so the most that is read of a head beyond its limit."""
+EMPTY_LINES = re.compile(rb"(?:\r?\n){0,4}")
+NOTHING_BEGUN = re.compile(EMPTY_LINES.pattern + rb"\r?")
+"""Empty lines before a request are ignored, a few at most (RFC 9112, 2.2)."""
+ORIGIN = re.compile(rb"\Ahttps?://[^/?#]*", re.IGNORECASE)
+BEARER = re.compile(rb"\Abearer +", re.IGNORECASE)
+TOO_LONG = (
+    f"the request cannot be read: its head, or a line between its chunks, has more than {MOST_HEADER_BYTES} bytes"
+)
+FAULTS = {
+    "Missing mandatory Host": "it has no host header: send one",
+    "Found multiple Host": "it has several host headers: send one",
+    "conflicting Content-Length": "its lengths contradict each other: send one content-length",
+    "bad Content-Length": "its content-length is no number of bytes",
+    "multiple Transfer-Encoding": "it has several transfer-encoding headers: send one",
+    "Only Transfer-Encoding": "of transfer-encodings there is chunked alone",
+    "illegal header line": "one of its lines is no header: use NAME: VALUE",
+    "continuation line": "its first header line begins with a space: use NAME: VALUE",
+    "illegal request line": "its first line is no request line: use METHOD TARGET HTTP/1.1",
+    "no request line": "too many empty lines stand before it",
+    "illegal chunk header": "a chunk of its body has no length that can be read",
+    "malformed chunk footer": "a chunk of its body is longer or shorter than its length",
+    "peer ": "the connection was closed before its end",
+}
+"""How h11's messages begin -> what was wrong.  Theirs are not sent: they repeat what was received, keys too."""
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +174,18 @@ class Bodies:
         self.held_bytes -= received
 
 
+class HttpRefused(RequestRefused):
+    """A request that HTTP's own rules refuse: its status is not that of its kind, and ``headers`` say what is taken."""
+
+    def __init__(self, kind: RefusalKind, message: str, status: int, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(kind, message)
+        self._status, self.headers = status, headers
+
+    @property
+    def status(self) -> int:
+        return self._status
+
+
 class ProxyServer:
     def __init__(
         self, door: Door, patience: Patience = Patience(), *, most_connections: int = MOST_CONNECTIONS
@@ -186,7 +224,7 @@ class ProxyServer:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await _Connection(self._door, self._patience, self._bodies, reader, writer).serve()
-        except (OSError, h11.RemoteProtocolError, TimeoutError):
+        except (OSError, TimeoutError):
             log.debug("an agent's connection ended in the middle", exc_info=True)
         except asyncio.CancelledError:
             if not self._closing:
@@ -211,45 +249,73 @@ class _Connection:
     ) -> None:
         self._door, self._patience, self._bodies = door, patience, bodies
         self._reader, self._writer = reader, writer
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+        self._http = _connection()
+        self._path = ""
+        self._bodyless = False
+        """Whether the answer is a head alone."""
 
     async def serve(self) -> None:
         while True:
-            dialect: Dialect = DIALECTS["/v1/chat/completions"]
             refuse = self._door.refuse
             try:
                 async with asyncio.timeout(self._patience.request):
-                    request = await self._event()
-                    if not isinstance(request, h11.Request):
+                    request = await self._request()
+                    if request is None:
                         return
-                    dialect = DIALECTS.get(_path(request), dialect)
                     answerer = self._answerer(request)
                     refuse = answerer.refuse
                     self._check(request)
                     body = await self._body()
-                await self._answered(answerer, request, dialect, body)
+                await self._answered(answerer, body)
             except RequestRefused as refusal:
                 refuse(refusal.kind)
-                await self._send(refusal.status, _json(dialect.refusal(refusal)), retry_s=refusal.retry_s)
-            except h11.RemoteProtocolError as error:
-                refuse("malformed")
-                if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                    await self._send(error.error_status_hint, b'{"error": {"message": "no HTTP request"}}')
-                return
+                await self._refuse(refusal)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
-            self._http.start_next_cycle()
 
     # ---- what is asked ----
 
-    async def _event(self) -> Any:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(READ_BYTES))
+    async def _request(self) -> h11.Request | None:
+        """The next one; None where no more of them come.  Raises RequestRefused."""
+        behind, closed = self._http.trailing_data  # of the request before
+        while not closed and NOTHING_BEGUN.fullmatch(behind):
+            more = await self._reader.read(READ_BYTES)
+            behind, closed = behind + more, not more
+        received = bytearray(EMPTY_LINES.sub(b"", behind, count=1))
+        self._http = _connection()
+        self._bodyless = False
+        for data in (received, b"") if closed else (received,):
+            self._http.receive_data(bytes(data))
+        try:
+            event = await self._event(received)
+        finally:
+            self._path = _path(received)
+        if not isinstance(event, h11.Request):
+            return None
+        self._bodyless = event.method == b"HEAD"
+        if len(received) - len(self._http.trailing_data[0]) > MOST_HEADER_BYTES:
+            raise HttpRefused("malformed", TOO_LONG, 431)
+        if not any(
+            name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in event.headers
+        ):
+            self._http.next_event()  # the end of a request without a body, which is there at once
+        return event
+
+    async def _event(self, received: bytearray | None = None) -> Any:
+        """``received`` grows by what is read.  Raises RequestRefused for what is no HTTP."""
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                more = await self._reader.read(READ_BYTES)
+                self._http.receive_data(more)
+                if received is not None:
+                    received += more
+        except h11.RemoteProtocolError as error:
+            raise HttpRefused("malformed", _fault(error), error.error_status_hint) from error
         return event
 
     def _answerer(self, request: h11.Request) -> Answerer:
         """Raises RequestRefused."""
-        keys = [value.removeprefix(b"Bearer ") for name, value in request.headers if name == b"authorization"]
+        keys = [BEARER.sub(b"", value, count=1) for name, value in request.headers if name == b"authorization"]
         keys += [value for name, value in request.headers if name == b"x-api-key"]
         if (answerer := self._door.answerer(keys)) is None:
             raise RequestRefused("key", "the key opens nothing here")
@@ -257,15 +323,23 @@ class _Connection:
 
     def _check(self, request: h11.Request) -> None:
         """Before the body is read.  Raises RequestRefused."""
-        path = _path(request)
-        if path not in (*DIALECTS, MODELS) or request.method != (b"GET" if path == MODELS else b"POST"):
+        if (method := METHODS.get(self._path)) is None:
             raise RequestRefused("route", f"there is POST {', POST '.join(DIALECTS)} and GET {MODELS}")
+        if request.method != method:
+            raise HttpRefused("route", f"{self._path} takes {method.decode()} alone", 405, (b"allow", method))
+        packed = b", ".join(value for name, value in request.headers if name == b"content-encoding")
+        if packed.lower() not in (b"", b"identity"):
+            shown = packed[:SHOWN_CHARACTERS].decode("ascii", "backslashreplace")
+            message = f"content-encoding = {shown}: bodies are not unpacked here; send it unpacked, without this header"
+            raise HttpRefused("malformed", message, 415, (b"accept-encoding", b"identity"))
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         if int(length) > MOST_BODY_BYTES:
             raise RequestRefused("size", f"the body has {int(length)} bytes: use at most {MOST_BODY_BYTES}")
 
     async def _body(self) -> bytes:
         body = bytearray()
+        if self._http.their_state is not h11.SEND_BODY:
+            return b""
         if self._http.they_are_waiting_for_100_continue:
             await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
         try:
@@ -276,17 +350,16 @@ class _Connection:
                     raise RequestRefused("size", f"the body is too large: use at most {MOST_BODY_BYTES} bytes")
         finally:
             self._bodies.give_back(len(body))
-        if not isinstance(event, h11.EndOfMessage):
-            raise h11.RemoteProtocolError("the body does not end")
         return bytes(body)
 
     # ---- what is answered ----
 
-    async def _answered(self, answerer: Answerer, request: h11.Request, dialect: Dialect, body: bytes) -> None:
-        if _path(request) == MODELS:
+    async def _answered(self, answerer: Answerer, body: bytes) -> None:
+        if self._path == MODELS:
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "palestra"} for name in answerer.models]
             await self._send(200, _json({"object": "list", "data": models}))
             return
+        dialect = DIALECTS[self._path]
         asked = dialect.read(document_in(body))
         id = answerer.new_id()
         if asked.stream:
@@ -359,12 +432,17 @@ class _Connection:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, status: int, body: bytes, *, retry_s: int = 1) -> None:
-        more = [(b"content-length", b"%d" % len(body))]
-        if status in (429, 503):
-            more.append((b"retry-after", b"%d" % retry_s))
-        head = self._head(status, b"application/json", more)
-        parts = (head, self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage()))
+    async def _refuse(self, refusal: RequestRefused) -> None:
+        more = list(refusal.headers) if isinstance(refusal, HttpRefused) else []
+        if refusal.status in (429, 503):
+            more.append((b"retry-after", b"%d" % refusal.retry_s))
+        await self._send(refusal.status, _json(_dialect(self._path).refusal(refusal)), more)
+
+    async def _send(self, status: int, body: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        parts = [self._head(status, b"application/json", [(b"content-length", b"%d" % len(body)), *more])]
+        if not self._bodyless:
+            parts.append(self._http.send(h11.Data(data=body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
         await self._write(b"".join(part for part in parts if part))
 
     def _head(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> bytes | None:
@@ -385,8 +463,28 @@ def _pieces(asked: Asked, completed: Completed) -> list[list[str]]:
     return [shown.pieces(call.generated.token_ids) if asked.logprobs else [] for call in completed.calls]
 
 
-def _path(request: h11.Request) -> str:
-    return request.target.partition(b"?")[0].decode("ascii", "replace")
+def _connection() -> h11.Connection:
+    """For one request: what stands behind it is not its own."""
+    return h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+
+
+def _path(received: bytearray) -> str:
+    """What the first line of a request asks for, without host (RFC 9112, 3.2.2) and query; it may be no request."""
+    _, target, *_ = *bytes(received).partition(b"\n")[0].split(maxsplit=2), b"", b""
+    return ORIGIN.sub(b"", target, count=1).partition(b"?")[0].decode("ascii", "replace")
+
+
+def _dialect(path: str) -> Dialect:
+    """Whose form an error has, also below an address that is known."""
+    below = (dialect for known, dialect in DIALECTS.items() if f"{path}/".startswith(f"{known}/"))
+    return next(below, DIALECTS["/v1/chat/completions"])
+
+
+def _fault(error: h11.RemoteProtocolError) -> str:
+    if error.error_status_hint == 431:
+        return TOO_LONG
+    known = (words for beginning, words in FAULTS.items() if str(error).startswith(beginning))
+    return f"the request cannot be read: {next(known, 'it is none of HTTP/1.1')}"
 
 
 def _json(document: dict[str, Any]) -> bytes:

@@ -321,10 +321,10 @@ async def test_what_the_policy_cannot_do_is_refused_by_kind_and_the_next_call_is
         assert len(open_to.model.calls) == 1
 
 
-async def test_an_unknown_address_or_method_is_404():
+async def test_an_unknown_address_is_404_and_another_method_405():
     async with endpoint(scripted(WITH_REASONING)) as open_to:
         assert (await open_to.post("/v1/embeddings", {}))[0] == 404
-        assert (await open_to.sent(request(CHAT, b"", method="GET")))[0] == 404
+        assert (await open_to.sent(request(CHAT, b"", method="GET")))[0] == 405
         status, models = await open_to.sent(request("/v1/models", b"", method="GET"))
         assert (status, [model["id"] for model in models["data"]]) == (200, ["policy"])
 
