@@ -31,12 +31,17 @@ class NonFiniteGradient(Exception):
 NO_GPU = "resources.device = 'cuda': there is no GPU that torch or Ray could use; use cpu, or run it where there is one"
 
 
-def too_few_gpus(ranks: int, gpus: int) -> RunFailed:
-    """Each rank of a trainer has a GPU of its own, and all are on one machine."""
+def too_few_gpus(ranks: int, gpus: int, fitting: int | None = None) -> RunFailed:
+    """Each rank of a trainer has a GPU of its own, and all are on one machine.
+
+    ``fitting`` ranks leave enough to the others of the run; absent: as many as there are GPUs.
+    """
     if not gpus:
         return RunFailed(NO_GPU)
     machine = f"a machine has {gpus} GPU{'s' if gpus > 1 else ''} at most"
-    return RunFailed(f"resources.trainer_ranks = {ranks}: each rank needs a GPU, and {machine}; use at most {gpus}")
+    return RunFailed(
+        f"resources.trainer_ranks = {ranks}: each rank needs a GPU, and {machine}; use at most {fitting or gpus}"
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Who stands where: the roles of a run, what each reserves, and whether a cluster has that.  Arithmetic without Ray.
+"""Who stands where: the roles of a run, what each reserves, and whether nodes hold it.  Arithmetic without Ray.
 
-    resources --plan_for--> Plan: groups of bundles --misfit(nodes)--> None, or why not, in numbers
+    resources --plan_for--> Plan: groups of bundles --held_by(nodes)--> whether some choice of nodes holds all of them
+                                  ├── engine/cluster/misfit.py says why none does, and what would
                                   └── engine/cluster/ray_placement.py makes Ray's placement groups of it
 
 A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to four:
@@ -15,41 +16,52 @@ A *bundle* is what must come from one node; a *group* is reserved as a whole.  T
 A group whose bundles hold nothing is not reserved.  Which fields say so: engine/spec/placement.py.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.failures import NO_GPU, too_few_gpus
 from engine.spec.run import Resources
-from engine.spec.sglang import SglangServers
 
 GIB = 2**30
 SHARE = 0.5
 """The share of a GPU, for each of the two that share one."""
+PARTS = 10_000
+"""Ray counts processors in whole parts of so many."""
 
 GroupName = Literal["trainer", "generator", "judge", "rollouts"]
+Amount = Literal["gpus", "cpus", "memory_bytes"]
 
 
 @dataclass(frozen=True)
 class Bundle:
+    """Sums and comparisons count processors in whole parts: thirty tenths are three."""
+
     gpus: int = 0
     cpus: float = 0.0
     memory_bytes: int = 0
 
+    @property
+    def cpu_parts(self) -> int:
+        return round(self.cpus * PARTS)
+
     def __bool__(self) -> bool:
-        return bool(self.gpus or self.cpus or self.memory_bytes)
+        return bool(self.gpus or self.cpu_parts or self.memory_bytes)
 
     def __add__(self, other: "Bundle") -> "Bundle":
-        return Bundle(self.gpus + other.gpus, self.cpus + other.cpus, self.memory_bytes + other.memory_bytes)
+        cpus = (self.cpu_parts + other.cpu_parts) / PARTS
+        return Bundle(self.gpus + other.gpus, cpus, self.memory_bytes + other.memory_bytes)
 
     def __mul__(self, times: int) -> "Bundle":
-        return Bundle(self.gpus * times, self.cpus * times, self.memory_bytes * times)
+        return Bundle(self.gpus * times, self.cpu_parts * times / PARTS, self.memory_bytes * times)
 
     def __sub__(self, other: "Bundle") -> "Bundle":
-        return Bundle(self.gpus - other.gpus, self.cpus - other.cpus, self.memory_bytes - other.memory_bytes)
+        return self + other * -1
 
     def holds(self, other: "Bundle") -> bool:
-        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_bytes >= other.memory_bytes
+        return self.gpus >= other.gpus and self.cpu_parts >= other.cpu_parts and self.memory_bytes >= other.memory_bytes
+
+    def only(self, amounts: Collection[Amount]) -> "Bundle":
+        return Bundle(**{amount: getattr(self, amount) for amount in amounts})
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,11 @@ class Group:
     @property
     def total(self) -> Bundle:
         return sum(self.bundles, Bundle())
+
+    @property
+    def piece(self) -> Bundle:
+        """What must come from one node.  The bundles of a group that is spread are alike."""
+        return self.total if self.on_one_node else self.bundles[0]
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,23 @@ class Plan:
 
     def group(self, name: GroupName) -> Group | None:
         return next((group for group in self.groups if group.name == name), None)
+
+    def total(self, *names: GroupName) -> Bundle:
+        """What these groups reserve; without a name, all of them."""
+        return sum((group.total for group in self.groups if group.name in names or not names), Bundle())
+
+    def only(self, amounts: Collection[Amount]) -> "Plan":
+        """The plan as if nothing else were reserved."""
+        groups = [
+            replace(group, bundles=tuple(bundle.only(amounts) for bundle in group.bundles)) for group in self.groups
+        ]
+        return replace(self, groups=tuple(group for group in groups if group.total))
+
+    def held_by(self, nodes: Sequence[Bundle]) -> bool:
+        """Whether some choice of nodes holds everything: all that matter are tried, so the answer is exact."""
+        whole = [group.total for group in self.groups if group.on_one_node]
+        generators, rollouts = self.group("generator"), self.group("rollouts")
+        return any(_spread_fits(generators, rollouts, left) for left in _leftovers(whole, list(nodes)))
 
     def seat(self, actor: str) -> Seat:
         """``actor`` is ``learner``, ``judge``, ``generator``, or ``rank-1``, ``generator-1``, ``rollout-0`` and up."""
@@ -151,110 +185,14 @@ def plan_for(resources: Resources) -> Plan:
     return Plan(resources, tuple(group for group in groups if group.total))
 
 
-def misfit(plan: Plan, nodes: Sequence[Bundle]) -> str | None:
-    """Say why nodes of such sizes can never hold the plan: field, value, arithmetic, remedy.  None: they can."""
-    if plan.resources.device == "cuda" and not any(node.gpus for node in nodes):
-        return NO_GPU
-    return next(_misfits(plan, nodes), None)
-
-
-def _misfits(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    yield from _too_few_gpus(plan, nodes)
-    yield from _too_few_cpus(plan, nodes)
-    yield from _too_little_memory(plan, nodes)
-    if not _assignable(plan, nodes):
-        yield (
-            f"resources.placement: {_in_words(plan)}: the cluster has enough in all, but its nodes have it in pieces "
-            f"({', '.join(_sizes(node) for node in nodes)}); reserve less per role, or use larger nodes"
-        )
-
-
-def _too_few_gpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    trainer, generator, judge = (_gpus(plan, name) for name in ("trainer", "generator", "judge"))
-    roomiest, total = max(node.gpus for node in nodes), sum(node.gpus for node in nodes)
-    if trainer > roomiest:
-        yield str(too_few_gpus(trainer, roomiest))
-    if trainer + generator + judge > total:
-        others = generator + judge
-        ranks = f", or resources.trainer_ranks of at most {total - others}" if total > others else ""
-        fits_without_judge = trainer + generator <= total
-        field, remedy = _of_judge(plan.resources) if fits_without_judge else _why_apart(plan.resources)
-        parts = {"trainer": trainer, "generator": generator} | ({"judge": judge} if judge else {})
-        yield (
-            f"{field}: needs {' + '.join(map(str, parts.values()))} GPUs ({' + '.join(parts)}); the cluster has "
-            f"{total}: {remedy}{ranks}"
-        )
-
-
-def _why_apart(resources: Resources) -> tuple[str, str]:
-    """The field and its value, and what to use in its place."""
-    if resources.placement.generator == "apart" and resources.generator != "sglang":
-        return "resources.placement.generator = 'apart'", "use 'colocated'"
-    if resources.generator != "sglang":
-        return f"resources.generators = {resources.generators}", "use fewer generators"
-    servers = resources.sglang
-    return f"resources.sglang.servers = {_servers_of(servers)}", "use fewer servers, those of urls"
-
-
-def _of_judge(resources: Resources) -> tuple[str, str]:
-    """As ``_why_apart``."""
-    assert resources.judge is not None
-    return f"resources.judge.servers = {_servers_of(resources.judge)}", "use fewer, or a judge that runs elsewhere"
-
-
-def _servers_of(servers: SglangServers) -> str:
-    each = f" of {servers.tensor_parallel} GPUs" if servers.tensor_parallel > 1 else ""
-    return f"{servers.servers}{each}"
-
-
-def _too_few_cpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    total, needed = sum(node.cpus for node in nodes), sum(group.total.cpus for group in plan.groups)
-    if needed <= total:
-        return
-    rollouts = plan.group("rollouts")
-    others = needed - (rollouts.total.cpus if rollouts else 0.0)
-    if rollouts and rollouts.total.cpus:
-        each, workers = rollouts.bundles[0].cpus, len(rollouts.bundles)
-        room = int(max(0.0, total - others) / each)
-        fewer = f"use at most {room} resources.rollout_workers, or fewer CPUs for each" if room else "reserve fewer"
-        yield (
-            f"resources.placement.rollout_cpus = {each:g}: needs {workers} x {each:g} + {others:g} CPUs (rollout "
-            f"workers + the rest); the cluster has {total:g}: {fewer}"
-        )
-    else:
-        yield (
-            f"resources.placement.reserve_threads = True: needs {needed:g} CPUs at resources.threads = "
-            f"{plan.resources.threads}; the cluster has {total:g}: use fewer threads, or False"
-        )
-
-
-def _too_little_memory(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    rollouts, total = plan.group("rollouts"), sum(node.memory_bytes for node in nodes)
-    if rollouts is None or rollouts.total.memory_bytes <= total:
-        return
-    each, workers = rollouts.bundles[0].memory_bytes, len(rollouts.bundles)
-    room = total // each
-    fewer = f"use at most {room} resources.rollout_workers, or less for each" if room else "reserve less"
-    yield (
-        f"resources.placement.rollout_memory_gib = {each / GIB:g}: needs {workers} x {each / GIB:g} GiB; the cluster "
-        f"has {total / GIB:.1f} GiB: {fewer}"
-    )
-
-
-def _assignable(plan: Plan, nodes: Sequence[Bundle]) -> bool:
-    """Whether some choice of nodes holds everything: all that matter are tried, so the answer is exact."""
-    whole = [group.total for group in plan.groups if group.on_one_node]
-    generators, rollouts = plan.group("generator"), plan.group("rollouts")
-    return any(_spread_fits(generators, rollouts, left) for left in _leftovers(whole, list(nodes)))
-
-
 def _leftovers(wanted: list[Bundle], nodes: list[Bundle]) -> Iterator[list[Bundle]]:
-    """What the nodes have left for each way of giving every wanted bundle to one of them."""
+    """What the nodes have left for each way of giving every wanted bundle to one of them; like nodes count once."""
     if not wanted:
         yield nodes
         return
-    for number, node in enumerate(nodes):
+    for node in dict.fromkeys(nodes):
         if node.holds(wanted[0]):
+            number = nodes.index(node)
             yield from _leftovers(wanted[1:], [*nodes[:number], node - wanted[0], *nodes[number + 1 :]])
 
 
@@ -276,27 +214,6 @@ def _spread_fits(generators: Group | None, rollouts: Group | None, nodes: Sequen
 
 
 def _times(node: Bundle, bundle: Bundle) -> int:
-    by_cpus = [int(node.cpus / bundle.cpus)] if bundle.cpus else []
+    by_cpus = [node.cpu_parts // bundle.cpu_parts] if bundle.cpu_parts else []
     by_memory = [node.memory_bytes // bundle.memory_bytes] if bundle.memory_bytes else []
     return min(by_cpus + by_memory)
-
-
-def _gpus(plan: Plan, name: GroupName) -> int:
-    group = plan.group(name)
-    return group.total.gpus if group else 0
-
-
-def _in_words(plan: Plan) -> str:
-    return ", ".join(f"{group.name} {_wanted(group)}" for group in plan.groups)
-
-
-def _wanted(group: Group) -> str:
-    if group.on_one_node or len(group.bundles) == 1:
-        return f"{_sizes(group.total)} on one node"
-    return f"{len(group.bundles)} x {_sizes(group.bundles[0])}"
-
-
-def _sizes(bundle: Bundle) -> str:
-    parts = [f"{bundle.gpus} GPUs" if bundle.gpus else "", f"{bundle.cpus:g} CPUs" if bundle.cpus else ""]
-    memory = f"{bundle.memory_bytes / GIB:.1f} GiB" if bundle.memory_bytes else ""
-    return " + ".join(filter(None, [*parts, memory])) or "nothing"

@@ -7,7 +7,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from engine.cluster.placement import Bundle, Group, GroupName, misfit, plan_for
+from engine.cluster.misfit import misfit
+from engine.cluster.placement import Bundle, Group, GroupName, plan_for
 from engine.failures import RunFailed
 from engine.spec.run import Resources
 

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from sandboxes.admin.hosts_file import HostEntry, HostFault, HostsFile
 from sandboxes.service.commands import Subcommands, refused
 
+NAME_REMEDY = "give up to 63 letters, digits and . _ -, the first a letter or a digit, and an address of 300 characters"
+
 
 def add_commands(commands: "Subcommands[argparse.ArgumentParser]") -> None:
     _add_admin(commands)
@@ -97,7 +99,9 @@ def _add_host(options: argparse.Namespace) -> int:
         return refused(str(error))
     except ValidationError as error:
         first = error.errors()[0]
-        return refused(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}")
+        context = first.get("ctx", {})
+        value, remedy = context.get("shown", first["input"]), context.get("remedy", NAME_REMEDY)
+        return refused(f"{'.'.join(map(str, first['loc']))} = {value!r}: {first['msg']}; {remedy}")
     return 0
 
 

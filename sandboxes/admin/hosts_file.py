@@ -4,14 +4,16 @@ The file has the tokens with which the hosts are asked.  It is readable for its 
 to nobody but as names and addresses.
 """
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandboxes.backends.remote.wire import URL, HostName
+from sandboxes.backends.remote.faults import Fault
+from sandboxes.backends.remote.host_address import HostUrl, canonical
+from sandboxes.backends.remote.wire import HostName
 from sandboxes.service.json_file import JsonFile
-from sandboxes.service.refusals import NotAllowed
+from sandboxes.service.refusals import NotAllowed, Refusal
 
 
 class HostFault(Exception):
@@ -22,7 +24,7 @@ class HostEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: HostName
-    url: Annotated[str, Field(pattern=URL, max_length=300)]
+    url: HostUrl
     token: str = Field(repr=False)
     draining: bool = False
     """Whether it gets no new sandbox; those that it has stay until they end."""
@@ -45,14 +47,20 @@ class HostsFile:
         return {entry.name: entry for entry in self._file.read().hosts}
 
     def add(self, entry: HostEntry) -> None:
-        """Raises ``HostFault`` for a name in use."""
+        """Raises ``HostFault`` for a name or an address in use."""
         with self._file.changing() as file:
             if any(known.name == entry.name for known in file.hosts):
                 raise HostFault(f"name = '{entry.name}': a host has this name; choose another, or remove it first")
+            if other := _at_same_address(entry, file.hosts):
+                raise HostFault(str(_address_in_use(entry, other)))
             file.hosts.append(entry)
 
-    def register(self, entry: HostEntry) -> None:
-        """Add or replace what the same token has registered.  Raises ``NotAllowed`` for anybody else's name."""
+    def register(self, entry: HostEntry, down: Collection[str] = ()) -> None:
+        """Add or replace what the same token has registered.  Raises ``NotAllowed`` for anybody else's name.
+
+        The address of another host is refused, since its room would count twice.  One that is ``down`` and was
+        registered by the same token gives its address up: networks of containers give addresses out again.
+        """
         known = self.entries().get(entry.name)
         if known is not None and known.registered_by != entry.registered_by:
             raise NotAllowed(f"name = '{entry.name}': another host has this name; choose another one")
@@ -60,6 +68,10 @@ class HostsFile:
             return
         with self._file.changing() as file:
             others = [other for other in file.hosts if other.name != entry.name]
+            if other := _at_same_address(entry, others):
+                if other.name not in down or other.registered_by != entry.registered_by:
+                    raise Refusal("Another host has this address", _address_in_use(entry, other))
+                others.remove(other)
             draining = known is not None and known.draining
             file.hosts = [*others, entry.model_copy(update={"draining": draining})]
 
@@ -78,3 +90,13 @@ class HostsFile:
         if name not in names:
             raise HostFault(f"name = '{name}': no host has this name; there are: {', '.join(names) or 'none'}")
         return names.index(name)
+
+
+def _at_same_address(entry: HostEntry, others: list[HostEntry]) -> HostEntry | None:
+    return next((other for other in others if canonical(other.url) == canonical(entry.url)), None)
+
+
+def _address_in_use(entry: HostEntry, other: HostEntry) -> Fault:
+    message = f"host '{other.name}' has this address, and its room would count twice"
+    remedy = f"give another address, or remove '{other.name}' first"
+    return Fault(field="url", value=entry.url, message=message, remedy=remedy)

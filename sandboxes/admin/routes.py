@@ -165,4 +165,5 @@ async def register(name: HostName, wanted: RegisterHost, token: Bearer, sandboxe
     """A host says where it is, and with which token it is asked; as often as it likes."""
     if token.role != "host":
         raise NotAllowed(f"token '{token.name}' registers no hosts: make one with --role host")
-    sandboxes.file.register(HostEntry(name=name, url=wanted.url, token=wanted.token, registered_by=token.id))
+    entry = HostEntry(name=name, url=wanted.url, token=wanted.token, registered_by=token.id)
+    sandboxes.file.register(entry, down=[host.name for host in sandboxes.fleet.hosts.values() if host.is_down])

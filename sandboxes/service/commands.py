@@ -101,6 +101,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _registration(options: argparse.Namespace) -> "Registration | None":
+    from sandboxes.backends.remote.host_address import EXAMPLE, AddressFault, parsed, without_secrets
     from sandboxes.service.registration import Registration
     from sandboxes.service.serving import NotStarted
 
@@ -112,7 +113,13 @@ def _registration(options: argparse.Namespace) -> "Registration | None":
         token = options.admin_token_file.read_text().strip()
     except OSError as error:
         raise NotStarted(f"--admin-token-file {options.admin_token_file}: {error.strerror}") from error
-    return Registration(options.admin.rstrip("/"), token, options.name, options.advertise or options.host)
+    registration = Registration(options.admin.rstrip("/"), token, options.name, options.advertise or options.host)
+    for option, url in (("--admin", options.admin), ("--advertise", registration.url(options.port or 1))):
+        try:
+            parsed(url)
+        except AddressFault as fault:
+            raise NotStarted(f"{option} = '{without_secrets(url)}': {fault}; give one like {EXAMPLE}") from fault
+    return registration
 
 
 def _create_token(options: argparse.Namespace) -> int:

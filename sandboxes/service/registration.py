@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 from pydantic import Field
 
-from sandboxes.backends.remote.wire import URL, HostName, Wire
+from sandboxes.backends.remote.host_address import HostUrl
+from sandboxes.backends.remote.wire import HostName, Wire
 from sandboxes.service.tokens import Quota, Token, minted
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ AGAIN_S = 1.0
 
 
 class RegisterHost(Wire):
-    url: str = Field(pattern=URL, max_length=300)
+    url: HostUrl
     """Where the admin reaches the host: scheme, address and port."""
     token: str = Field(min_length=1, max_length=300)
     """With which the admin asks it."""
@@ -39,10 +40,14 @@ class Registration:
         self.token: Token
         self.token, self._text = minted("admin", "admin", Quota(), "admin")
 
+    def url(self, port: int) -> str:
+        """Where the admin reaches the host."""
+        address = f"[{self.advertised}]" if ":" in self.advertised else self.advertised
+        return f"http://{address}:{port}"
+
     async def keep(self, port: int) -> None:
         """Register, and again every now and then, until it is cancelled."""
-        address = f"[{self.advertised}]" if ":" in self.advertised else self.advertised
-        body = RegisterHost(url=f"http://{address}:{port}", token=self._text)
+        body = RegisterHost(url=self.url(port), token=self._text)
         headers = {"Authorization": f"Bearer {self.join_token}"}
         async with httpx.AsyncClient(base_url=self.admin_url, headers=headers, trust_env=False, timeout=10) as client:
             known: str | None = None

@@ -73,7 +73,7 @@ def _invalid(request: Request, error: Exception) -> Response:
 def _fault(details: Any) -> Fault:
     kind, context = details["type"], details.get("ctx", {})
     path = [str(part) for part in details["loc"] if part not in ("body", "query", "path")]
-    value = details.get("input")
+    value = context.get("shown", details.get("input"))
     if kind == "impossible_combination":
         path += context["field"].split(".")
         value = context["value"]

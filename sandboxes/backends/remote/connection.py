@@ -10,12 +10,12 @@ import ssl
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from sandboxes.backends.remote.faults import MEDIA_TYPE, Problem, exception_of
+from sandboxes.backends.remote.host_address import AddressFault, parsed, without_secrets
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
 URL, TOKEN = "PALESTRA_SANDBOX_URL", "PALESTRA_SANDBOX_TOKEN"
@@ -97,12 +97,13 @@ class Connection:
 
 def _address() -> tuple[str, str]:
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+    try:
+        parsed(url)
+    except AddressFault as fault:
         raise SandboxUnavailable(
-            f"{URL} = '{parts._replace(netloc=parts.hostname or '', query='').geturl()}': a spec with place = 'service'"
-            " needs the address of a sandbox service there, e.g. http://127.0.0.1:8750, without user or query"
-        )
+            f"{URL} = '{without_secrets(url)}': {fault}; a spec with place = 'service' needs the address of a sandbox "
+            "service there, e.g. http://127.0.0.1:8750, without user or query"
+        ) from fault
     if not token:
         raise SandboxUnavailable(f"{TOKEN} is not set: make one with `python -m sandboxes token create NAME`")
     return url, token

@@ -23,8 +23,6 @@ MOST_RECORDS = 1000
 """One response holds no more of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-URL = r"^https?://[^/@?#\s]+$"
-"""The form of a host's address: scheme, address and port, without user, path or query."""
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
 
 

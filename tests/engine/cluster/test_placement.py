@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.cluster.generator_group import generator_names
-from engine.cluster.placement import GIB, Bundle, Plan, Seat, misfit, plan_for
+from engine.cluster.misfit import misfit
+from engine.cluster.placement import GIB, Bundle, Plan, Seat, plan_for
 from engine.failures import NO_GPU
 from engine.launch.preflight import BadSpec, differing_fields
 from engine.launch.train import train
@@ -47,8 +48,7 @@ def test_several_generators_share_with_ranks_as_far_as_these_go_and_the_others_h
     assert lending.seat("generator-2") == Seat("generator", 0, gpus=1)
     assert misfit(lending, [Bundle(2), Bundle(1), Bundle(1)]) is None
     assert misfit(lending, [Bundle(3)]) == (
-        "resources.generators = 4: needs 2 + 2 GPUs (trainer + generator); the cluster has 3: use fewer generators, or "
-        "resources.trainer_ranks of at most 1"
+        "resources.generators = 4: needs 2 + 2 GPUs (trainer + generator); the cluster has 3: use fewer generators"
     )
     apart = plan({"generator": "apart"}, device="cuda", generators=3)
     assert [apart.seat(name).bundle for name in ("generator", "generator-1", "generator-2")] == [0, 1, 2]
@@ -73,7 +73,10 @@ def test_a_judge_has_gpus_of_its_own_beside_trainer_and_generator() -> None:
     ]
     assert judged.seat("judge") == Seat("judge", 0, gpus=4)
     assert misfit(judged, [Bundle(2), Bundle(4)]) is None
-    assert "pieces" in str(misfit(judged, [Bundle(3), Bundle(3)])), "its servers are on one node"
+    assert misfit(judged, [Bundle(3), Bundle(3)]) == (
+        "resources.judge.servers = 2 of 2 GPUs: needs 4 GPUs on one node; the largest has 3: "
+        "use fewer servers of the judge, a judge that runs elsewhere, or larger nodes"
+    )
     refused = str(misfit(judged, [Bundle(5)]))
     assert refused.startswith(
         "resources.judge.servers = 2 of 2 GPUs: needs 1 + 1 + 4 GPUs (trainer + generator + judge)"

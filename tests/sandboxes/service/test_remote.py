@@ -202,6 +202,8 @@ async def test_a_sandbox_that_its_user_keeps_is_never_idle(at_service, monkeypat
         ("", "t", "PALESTRA_SANDBOX_URL"),
         ("ftp://x", "t", "PALESTRA_SANDBOX_URL"),
         ("http://u:secret@127.0.0.1:9", "t", "without user"),
+        ("http://127.0.0.1:99999", "t", "port is not one of 1 to 65535"),
+        ("http://:8750/?key=secret", "t", "PALESTRA_SANDBOX_URL"),
         (None, "", "token create"),
         (None, "pst_00000000_wrong", "401"),
         ("http://127.0.0.1:9", "t", "does not answer"),
