@@ -28,6 +28,10 @@ class NonFiniteGradient(Exception):
     """The gradient is infinite or not a number.  Everything is repeatable, so another attempt would meet it again."""
 
 
+OUT_OF_MEMORY = (
+    "a GPU's memory is full: go on from the checkpoint with a smaller model.microbatch_tokens or resources.kv_slots, "
+    "with model.gradient_checkpointing, or on more resources.trainer_ranks; docs/backends.md says what may change"
+)
 NO_GPU = "resources.device = 'cuda': there is no GPU that torch or Ray could use; use cpu, or run it where there is one"
 
 
@@ -42,6 +46,11 @@ def too_few_gpus(ranks: int, gpus: int, fitting: int | None = None) -> RunFailed
     return RunFailed(
         f"resources.trainer_ranks = {ranks}: each rank needs a GPU, and {machine}; use at most {fitting or gpus}"
     )
+
+
+def with_remedy(reason: str) -> str:
+    """The reason of a failure, with what to do about it where that is known."""
+    return f"{reason}; {OUT_OF_MEMORY}" if "CUDA out of memory" in reason else reason
 
 
 @contextmanager

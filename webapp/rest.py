@@ -10,6 +10,7 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError, ValidationErrorContext
 from ninja.operation import Operation
 
+from engine.spec.annotations import models_in
 from engine.spec.problems import Problem, problems_in
 from webapp.api.authentication import KeyAuth, SessionAuth
 from webapp.api.document import ABOUT, completed
@@ -42,7 +43,11 @@ class Unprocessable(ValidationError):
 
 def _problems(context: ValidationErrorContext[Any]) -> list[dict[str, Any]]:
     """Field paths as the sender wrote them: neither the body's nor a filter's own name in our code is part of them."""
-    entries = [problem.as_dict() for problem in problems_in(context.pydantic_validation_error, context.model)]
+    error, is_body = context.pydantic_validation_error, context.model.__ninja_param_source__ == "body"
+    sent_models = [inner for field in context.model.model_fields.values() for inner in models_in(field.annotation)]
+    if is_body and len(sent_models) == 1:
+        return [problem.as_dict() for problem in problems_in(error, context.model, document=sent_models[0])]
+    entries = [problem.as_dict() for problem in problems_in(error, context.model)]
     match context.model.__ninja_param_source__:
         case "body":
             return [entry | {"field": entry["field"].partition(".")[2]} for entry in entries]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from engine.cluster.workers import ActorLost
-from engine.failures import AttemptFailed, AttemptRefused, RunFailed
+from engine.failures import AttemptFailed, AttemptRefused, RunFailed, with_remedy
 from engine.loop.checkpoint import CheckpointError
 from engine.loop.loop import Ending, Loop
 from engine.reporting.event_writer import EventWriter
@@ -58,11 +58,11 @@ class Attempt:
             return await self._loop.run()
 
     def _report(self, reason: str, details: str | None = None) -> None:
-        self.reason = reason
+        self.reason = with_remedy(reason)
         try:
-            self._events.log("error", "attempt", details or reason)
+            self._events.log("error", "attempt", with_remedy(details or reason))
         except SpoolError as error:
-            log.error("%s; and %s", reason, error)
+            log.error("%s; and %s", self.reason, error)
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def spec_of_model(chosen: ChosenModel, played: RunSpec, *, name: str, slots: int
     """The run that sampling the model would be.  ``played``: whose environment and data set it has."""
     resources = played.resources if chosen.before is None else chosen.before.resources
     few = {"kv_slots": slots, "sandboxes": 1, "rollout_workers": 1, "threads": threads or resources.threads}
+    few["decoders"] = min(resources.decoders, slots)
     return RunSpec(
         name=name,
         environment=played.environment,

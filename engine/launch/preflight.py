@@ -16,8 +16,27 @@ from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
-MAY_CHANGE = ("resources.trainer_ranks", "resources.generators", "resources.megatron.", "resources.placement.")
-"""The fields in which a run that goes on may differ from its checkpoint: on what it runs, not what it does."""
+_OF_SERVERS = ("urls", "servers", "memory_fraction", "start_timeout_s", "health_every_s", "health_misses", "restarts")
+MAY_CHANGE = frozenset(
+    {
+        "model.gradient_checkpointing",
+        "model.microbatch_tokens",
+        "resources.batch_delay_ms",
+        "resources.decoders",
+        "resources.generators",
+        "resources.kv_slots",
+        "resources.rollout_workers",
+        "resources.sandboxes",
+        "resources.sglang.exchange_folder",
+        "resources.trainer_ranks",
+        "schedule.max_attempts",
+        "schedule.stall_timeout_s",
+        *(f"resources.sglang.{field}" for field in _OF_SERVERS),
+    }
+)
+TABLES_MAY_CHANGE = ("resources.megatron.", "resources.placement.")
+"""With ``MAY_CHANGE`` the fields in which a run that goes on may differ from its checkpoint: on what it runs, not what
+it does; results differ at most as rounding does (docs/backends.md)."""
 
 
 class BadSpec(Exception):
@@ -98,12 +117,12 @@ def _model_before(run_dir: Path) -> Model | None:
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:
-    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on whatever ranks and nodes."""
+    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on whatever it runs."""
     remedy = "give the old value, or start afresh in another --run-dir"
     return [
         Problem(field, after, f"the checkpoint was made with {before!r}", remedy)
         for field, before, after in _differences(old.model_dump(), new.model_dump(), "")
-        if not field.startswith(MAY_CHANGE)
+        if field not in MAY_CHANGE and not field.startswith(TABLES_MAY_CHANGE)
     ]
 
 

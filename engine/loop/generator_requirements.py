@@ -3,7 +3,6 @@
 Memory is asked for on the CPU alone: what a GPU has room for is found out by the process that gets one.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -84,18 +83,31 @@ def lacking_for_judge(spec: RunSpec) -> Iterator[Problem]:
 def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
     """What servers lack that this machine is to start; those given by URL are asked when the run begins."""
     settings = spec.resources.sglang
-    if settings.exchange_folder is not None and not Path(settings.exchange_folder).is_absolute():
-        yield Problem(
-            "resources.sglang.exchange_folder",
-            settings.exchange_folder,
-            "is a relative path, and servers stand elsewhere",
-            "give the absolute path of a folder that engine and servers see",
+    if settings.exchange_folder is not None:
+        yield from _no_folder(settings.exchange_folder)
+    if not settings.urls:
+        yield from _no_interpreter(
+            "resources.generator", "sglang", ", or name running servers in resources.sglang.urls"
         )
-    yield from _adapters_served(spec)
-    if settings.urls:
+    try:
+        yield from _adapters_served(spec)
+        yield from _heads_divide(spec)
+    except ModelFolderRefused:  # the model's own requirements name it
         return
-    yield from _no_interpreter("resources.generator", "sglang", ", or name running servers in resources.sglang.urls")
-    yield from _heads_divide(spec)
+
+
+def _no_folder(given: str) -> Iterator[Problem]:
+    """Whether ``resources.sglang.exchange_folder`` can be one: it may be made yet."""
+    path, problem = Path(given), None
+    if not path.is_absolute():
+        problem = "is a relative path, and servers stand elsewhere"
+    elif not given.isprintable():
+        problem = "holds characters that no path of a folder should have"
+    elif not os.path.isdir(next(place for place in (path, *path.parents) if os.path.lexists(place))):
+        problem = "is, or lies below, what is no folder"
+    if problem is not None:
+        remedy = "give the absolute path of a folder that engine and servers see"
+        yield Problem("resources.sglang.exchange_folder", given, problem, remedy)
 
 
 def _no_interpreter(field: str, value: str = "set", otherwise: str = "") -> Iterator[Problem]:
@@ -138,7 +150,7 @@ def _heads_divide(spec: RunSpec) -> Iterator[Problem]:
     origin, ranks = model_origin(spec.model), spec.resources.sglang.tensor_parallel
     if origin.weights is None or ranks == 1:
         return
-    heads = json.loads((origin.weights / "config.json").read_text()).get("num_attention_heads")
+    heads = opened_folder(origin.weights).text_config.get("num_attention_heads")
     yield from _undivided("resources.sglang.tensor_parallel", heads, ranks)
 
 

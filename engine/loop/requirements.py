@@ -19,9 +19,10 @@ def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Prob
     """Return what the spec names and this process does not find.  No value of a secret is in it."""
     in_model = lacking_in_model(spec)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
-    measured = in_model or [*lacking_in_generator(spec), *lacking_in_environment(spec)]
+    measured = [] if in_model else lacking_in_environment(spec)
+    needed = [*in_model, *lacking_in_generator(spec), *measured]
     judge = [*_judge_key(spec.recipe, environ), *lacking_for_judge(spec)]
-    return [*judge, *(measured or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
+    return [*judge, *(needed or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
 
 
 def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:

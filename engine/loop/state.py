@@ -69,7 +69,7 @@ class RunState(BaseModel):
     def go_on_from(self, saved: "RunState") -> None:
         """Become what a checkpoint says; whoever holds this state sees it.
 
-        The spec stays: it is the same but for the number of ranks and the placement, which a restart may change.
+        The spec stays: it is the same but for what it runs on, which a restart may change.
         """
         for name in type(self).model_fields.keys() - {"spec"}:
             setattr(self, name, getattr(saved, name))

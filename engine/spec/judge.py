@@ -2,8 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
+from engine.spec.impossible import impossible
+from engine.spec.server_url import server_at
 from engine.spec.strict import MOST_THINGS, Strict
 
 HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!\"$->@-~]*)?$"
@@ -12,6 +14,20 @@ HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[
 OF_THE_RUN = "resources.judge"
 """In place of an address: the servers that the run starts for its judge."""
 
+
+def _has_a_server(endpoint: str) -> str:
+    try:
+        if endpoint != OF_THE_RUN:
+            server_at(endpoint)
+    except ValueError as error:
+        remedy = "give it as http://host:port, with a path if it has one"
+        raise impossible("", endpoint, f"is no address of an endpoint: it {error}", remedy) from None
+    return endpoint
+
+
+Endpoint = Annotated[
+    str, StringConstraints(pattern=rf"^resources\.judge$|{HTTP_ADDRESS}"), AfterValidator(_has_a_server)
+]
 InFailures = Literal["contribution", "correction"]
 
 
@@ -24,7 +40,7 @@ class RuleJudge(Strict):
 class ChatEndpoint(Strict):
     """A language model behind any OpenAI-compatible endpoint."""
 
-    endpoint: Annotated[str, StringConstraints(pattern=rf"^resources\.judge$|{HTTP_ADDRESS}")]
+    endpoint: Endpoint
     """Base address, e.g. ``http://127.0.0.1:30000/v1``; without a user, because it is told in messages.  Or
     ``resources.judge``: the servers that the run starts for it."""
     model: str = Field(min_length=1)

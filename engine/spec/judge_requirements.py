@@ -8,10 +8,11 @@ from pydantic_core import PydanticCustomError
 
 from engine.spec.impossible import impossible
 from engine.spec.judge import OF_THE_RUN, ChatEndpoint
+from engine.spec.server_url import server_at
 
 
 def refusals_of_judge(run: Any) -> Iterator[PydanticCustomError]:
-    """``run`` is a RunSpec; who asks servers that are not started, and servers that nobody asks."""
+    """``run`` is a RunSpec; who asks servers that are not started or are the policy's, and servers that nobody asks."""
     parts = (("recipe", run.recipe), ("environment", run.environment))
     asking = [(path, endpoint) for name, part in parts for path, endpoint in endpoints_in(part, name)]
     of_the_run = [(path, endpoint) for path, endpoint in asking if endpoint.is_of_the_run]
@@ -23,6 +24,12 @@ def refusals_of_judge(run: Any) -> Iterator[PydanticCustomError]:
         if endpoint.api_key_variable is not None:
             problem = "servers of the run have keys that the engine makes"
             yield impossible(f"{path}.api_key_variable", endpoint.api_key_variable, problem, "remove it")
+    exchanged = {server_at(url) for url in run.resources.sglang.urls}
+    for path, endpoint in asking:
+        if not endpoint.is_of_the_run and server_at(endpoint.endpoint) in exchanged:
+            problem = "this server is one of resources.sglang.urls: its weights are the policy's, and change"
+            remedy = "let resources.judge serve another model, or give another server's address"
+            yield impossible(f"{path}.endpoint", endpoint.endpoint, problem, remedy)
     if run.resources.judge is not None and not of_the_run:
         problem = "nobody would ask these servers"
         yield impossible(

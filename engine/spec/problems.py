@@ -2,12 +2,14 @@
 
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from engine.spec.annotations import models_in
+from engine.spec.annotations import models_in, tables_in
+from engine.spec.server_url import without_credentials
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,26 @@ class Problem:
         return replace(self, field=field, remedy=remedy)
 
 
-def problems_in(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """One problem per complaint of pydantic, in its order."""
-    return [_problem(details, model) for details in error.errors(include_url=False)]
+def problems_in(
+    error: ValidationError, model: type[BaseModel], *, document: type[BaseModel] | None = None
+) -> list[Problem]:
+    """One problem per complaint of pydantic, in its order; of combinations that are refused together one for each.
+
+    ``document``: what was written, where ``model`` holds it in a field that its author knows nothing of.
+    """
+    complaints = error.errors(include_url=False)
+    if document is not None:
+        complaints = [details | {"loc": details["loc"][1:]} for details in complaints]
+    return [problem for details in complaints for problem in _problems(details, document or model)]
+
+
+def _problems(details: Any, model: type[BaseModel]) -> Iterator[Problem]:
+    if details["type"] != "impossible_combinations":
+        yield _problem(details, model)
+        return
+    for refusal in details["ctx"]["refusals"]:
+        one = {"type": "impossible_combination", "ctx": refusal, "msg": refusal["problem"]}
+        yield _problem(details | one, model)
 
 
 def _problem(details: Any, model: type[BaseModel]) -> Problem:
@@ -49,10 +68,14 @@ def _problem(details: Any, model: type[BaseModel]) -> Problem:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         path = [*path, context["discriminator"].strip("'")]
         value = context.get("tag", "(missing)")
+    message = details["msg"]
+    if isinstance(value, str):
+        message = message.replace(value, shortened(value)) if len(value) > _LONGEST else message
+        value = without_credentials(value) if "://" in value else value
     return Problem(
-        field=".".join(path),
+        field=".".join(shortened(part) for part in path),
         value="(missing)" if kind == "missing" else value,
-        message=details["msg"],
+        message=message,
         remedy=context.get("remedy") or _remedy(kind, context, tagged_path, model),
     )
 
@@ -60,9 +83,7 @@ def _problem(details: Any, model: type[BaseModel]) -> Problem:
 def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[BaseModel]) -> str:
     match kind:
         case "extra_forbidden":
-            known = _fields_beside(path, model)
-            near = difflib.get_close_matches(path[-1], known, n=1)
-            return f"did you mean '{near[0]}'?" if near else f"remove it; known here: {', '.join(known) or 'nothing'}"
+            return _remedy_of_unknown(path, model)
         case "missing":
             return "add it"
         case "literal_error" | "enum" | "union_tag_invalid":
@@ -79,6 +100,44 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
             return f"give {_TYPES.get(kind, 'a value of the documented type')}"
 
 
+def _remedy_of_unknown(path: list[str], model: type[BaseModel]) -> str:
+    """A name that is meant here, the places where the field belongs, or what is known here."""
+    known = _fields_beside(path, model)
+    family = [name for name in known if name.split("_")[0] == path[-1].split("_")[0]]
+    near = difflib.get_close_matches(path[-1], family, n=1, cutoff=0.5) or difflib.get_close_matches(path[-1], known, 1)
+    places = _places_of(path[-1], model)
+    here = ".".join(_without_tags(path, model))
+    if not places or here in places:  # where it is: a table of another kind has it
+        return f"did you mean '{near[0]}'?" if near else f"remove it; known here: {', '.join(known) or 'nothing'}"
+    tables = [f"{place.rpartition('.')[0] or 'the document'}: {place}" for place in places]
+    belongs = f"it belongs to {', or to '.join(tables)}"
+    return f"did you mean '{near[0]}'? If not, {belongs}" if near else f"remove it here; {belongs}"
+
+
+def _places_of(name: str, model: type[BaseModel]) -> list[str]:
+    """Where a document of ``model`` has a field of this name, outside of lists; nothing where those are many."""
+    places: dict[str, None] = {}
+    tables: list[tuple[str, type[BaseModel]]] = [("", model)]
+    seen = set()
+    for path, table in tables:  # it grows
+        if (path, table) in seen or path.count(".") > _DEEPEST:
+            continue
+        seen.add((path, table))
+        if name in table.model_fields:
+            places[f"{path}{name}"] = None
+        tables += [
+            (f"{path}{field}.", inner)
+            for field, info in table.model_fields.items()
+            for inner in tables_in(info.annotation)
+        ]
+    return list(places) if len(places) <= _MOST_PLACES else []
+
+
+_LONGEST = 80
+"""Characters of a value that are shown, and of each name in a path."""
+_DEEPEST = 3
+"""Tables inside of which a field's place is looked for."""
+_MOST_PLACES = 3
 _PATTERNS = {
     "file": "give a relative path of plain names, e.g. runs/first.jsonl",
     "sha256": "give the 64 hexadecimal digits that `sha256sum FILE` prints",
@@ -159,4 +218,9 @@ def shown_value(value: Any) -> str:
         text = repr(value)
     except RecursionError:
         return f"(a {type(value).__name__} nested too deeply)"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text that is long without its end."""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -4,15 +4,17 @@ Every field has its default, its range and its reason next to it; the pages and 
 generated from them.  Combinations that cannot work are refused here, with the remedy.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, SHARING_GENERATORS, TRAINERS
 from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
-from engine.spec.impossible import impossible
+from engine.spec.impossible import Combination, impossible, within
 from engine.spec.judge_requirements import refusals_of_judge
 from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
@@ -31,6 +33,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"
 
 COLDEST = 0.01
 """The lowest temperature at which log-probs are taken: logits that differ by 1 are 100 nats apart there."""
+MOST_RANKS = 256
+"""As many as one machine can have."""
 
 
 class Dataset(Strict):
@@ -64,11 +68,11 @@ class Dataset(Strict):
         return named[0] if named else None
 
 
-class Resources(Strict):
+class Resources(Combination):
     """What the run may use."""
 
     trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
-    trainer_ranks: int = Field(default=1, ge=1, le=256)
+    trainer_ranks: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Processes over which the trainer's weights, gradients and optimiser are divided, all on one machine; with
     ``device = "cuda"`` each has a GPU.  ``torch`` shards them evenly (FSDP2), ``megatron`` as the table ``megatron``
     says.  More of them take less memory each; the loss is that of one.  A run may be resumed with another number."""
@@ -109,94 +113,109 @@ class Resources(Strict):
     judge: JudgeServers | None = None
     """Servers of a language model that judges; absent: none are started."""
 
-    @model_validator(mode="after")
-    def _trainer_can_have_ranks(self) -> Self:
+    def refusals(self) -> Iterator[PydanticCustomError]:
+        """Yield what the trainer and the generator that are named cannot have."""
+        yield from within("sglang", self.sglang.refusals())
+        yield from self._trainer_can_have_ranks()
+        yield from self._generator_can_be_one_of_several()
+        yield from self._servers_are_asked()
+        yield from self._trainer_can_share_prefixes()
+        yield from self._trainer_can_share_microbatches()
+        yield from self._generator_can_have_decoders()
+        yield from self._generator_can_delay_passes()
+        yield from self._layout_fits_the_ranks()
+
+    def _trainer_can_have_ranks(self) -> Iterator[PydanticCustomError]:
         if self.trainer_ranks > 1 and self.trainer not in SHARDED_TRAINERS:
-            raise impossible(
+            yield impossible(
                 "trainer_ranks",
                 self.trainer_ranks,
                 f"the trainer {self.trainer} is one process",
                 f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _generator_can_be_one_of_several(self) -> Self:
+    def _generator_can_be_one_of_several(self) -> Iterator[PydanticCustomError]:
         if self.generators > 1 and self.generator not in SHARING_GENERATORS:
             sglang = "; resources.sglang.servers says how many servers it has" if self.generator == "sglang" else ""
             problem = f"sessions of {self.generator} cannot move from one generator to another{sglang}"
-            raise impossible("generators", self.generators, problem, "use 1")
-        return self
+            yield impossible("generators", self.generators, problem, "use 1")
 
-    @model_validator(mode="after")
-    def _trainer_can_share_prefixes(self) -> Self:
+    def _servers_are_asked(self) -> Iterator[PydanticCustomError]:
+        if self.generator != "sglang" and self.sglang != Sglang():
+            remedy = 'remove the table, or set resources.generator = "sglang"'
+            yield impossible("sglang", "set", f"the generator {self.generator} asks no servers", remedy)
+
+    def _trainer_can_share_prefixes(self) -> Iterator[PydanticCustomError]:
         if self.share_prefixes and self.trainer == "megatron":
             problem = "the trainer megatron computes every row by itself"
-            raise impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
-        return self
+            yield impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
 
-    @model_validator(mode="after")
-    def _trainer_can_share_microbatches(self) -> Self:
+    def _trainer_can_share_microbatches(self) -> Iterator[PydanticCustomError]:
         if self.threads_share == "operations":
-            return self
+            return
         if self.trainer != "torch" or self.trainer_ranks > 1:
             problem = "threads share the micro-batches of the trainer torch on one rank alone"
             remedy = 'use "operations", or resources.trainer = "torch" and one rank'
-            raise impossible("threads_share", self.threads_share, problem, remedy)
-        if self.device != "cpu":
+            yield impossible("threads_share", self.threads_share, problem, remedy)
+        elif self.device != "cpu":
             problem = "a GPU computes one micro-batch at a time"
-            raise impossible("threads_share", self.threads_share, problem, 'use "operations", or device = "cpu"')
-        return self
+            yield impossible("threads_share", self.threads_share, problem, 'use "operations", or device = "cpu"')
 
-    @model_validator(mode="after")
-    def _generator_can_have_decoders(self) -> Self:
+    def _generator_can_have_decoders(self) -> Iterator[PydanticCustomError]:
         if self.decoders == 1:
-            return self
+            return
         if self.generator != "torch":
             problem = f"the generator {self.generator} has processes of its own"
-            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.generator = "torch"')
-        if self.device != "cpu":
+            yield impossible("decoders", self.decoders, problem, 'use 1, or resources.generator = "torch"')
+        elif self.device != "cpu":
             problem = "decoders share out processors, and one samples alone on its GPU"
-            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.device = "cpu"')
-        if self.generators > 1:
+            yield impossible("decoders", self.decoders, problem, 'use 1, or resources.device = "cpu"')
+        elif self.generators > 1:
             problem = f"each of {self.generators} generators (resources.generators) samples in a process of its own"
-            raise impossible("decoders", self.decoders, problem, "use 1, or one generator")
-        if self.decoders > self.kv_slots:
+            yield impossible("decoders", self.decoders, problem, "use 1, or one generator")
+        elif self.decoders > self.kv_slots:
             problem = f"each takes one of the {self.kv_slots} slots at least (resources.kv_slots)"
-            raise impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
-        return self
+            yield impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
 
-    @model_validator(mode="after")
-    def _generator_can_delay_passes(self) -> Self:
+    def _generator_can_delay_passes(self) -> Iterator[PydanticCustomError]:
         if self.batch_delay_ms and self.generator != "torch":
             problem = f"the generator {self.generator} decides by itself when a pass begins"
-            raise impossible("batch_delay_ms", self.batch_delay_ms, problem, 'use 0, or resources.generator = "torch"')
-        return self
+            yield impossible("batch_delay_ms", self.batch_delay_ms, problem, 'use 0, or resources.generator = "torch"')
 
-    @model_validator(mode="after")
-    def _layout_fits_the_ranks(self) -> Self:
+    def _layout_fits_the_ranks(self) -> Iterator[PydanticCustomError]:
         megatron, ranks = self.megatron, self.trainer_ranks
         if self.trainer != "megatron":
             if megatron != Megatron():
                 remedy = 'remove the table, or set resources.trainer = "megatron"'
-                raise impossible("megatron", "set", f"the trainer {self.trainer} has no such layout", remedy)
-            return self
-        replica = megatron.tensor * megatron.pipeline * megatron.context
+                yield impossible("megatron", "set", f"the trainer {self.trainer} has no such layout", remedy)
+            return
+        replica = self.replica_ranks
+        if replica > MOST_RANKS:
+            problem = "one replica (tensor x pipeline x context) takes more ranks than a run can have"
+            remedy = f"make megatron.tensor, pipeline or context smaller, to a product of at most {MOST_RANKS}"
+            yield impossible("megatron", "set", problem, remedy)
+            return
         if ranks % replica:
             problem = f"one replica takes {replica} ranks (tensor x pipeline x context)"
-            raise impossible("trainer_ranks", ranks, problem, f"use a multiple of {replica}")
+            yield impossible("trainer_ranks", ranks, problem, f"use a multiple of {replica}")
+            return
         if (ranks // megatron.pipeline) % megatron.expert:
             problem = f"the {ranks // megatron.pipeline} ranks of a pipeline stage do not divide by it"
-            raise impossible("megatron.expert", megatron.expert, problem, "use a divisor of them")
+            yield impossible("megatron.expert", megatron.expert, problem, "use a divisor of them")
         if megatron.sequence_parallel and megatron.tensor == 1:
             problem = "positions are divided over the tensor ranks, and there is one"
-            raise impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
-        return self
+            yield impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
 
     def sends_adapter_of(self, model: Model) -> bool:
         """Return whether the generator gets the adapter of LoRA apart, and never the weights that it adapts."""
         is_adapted = getattr(model, "lora", None) is not None
         return is_adapted and self.generator == "sglang" and self.sglang.lora == "adapter"
+
+    @property
+    def replica_ranks(self) -> int:
+        """Return how many of the trainer's ranks hold one replica of the network, which computes a share of a batch."""
+        megatron = self.megatron
+        return megatron.tensor * megatron.pipeline * megatron.context if self.trainer == "megatron" else 1
 
     @property
     def shared_generators(self) -> int:
@@ -209,7 +228,7 @@ class Resources(Strict):
         return self.trainer_ranks > 1 or self.trainer in ALWAYS_LED
 
 
-class Schedule(Strict):
+class Schedule(Combination):
     steps: int = Field(default=40, ge=1, le=MOST_STEPS)
     """RL steps, each one batch of rollouts and one or more updates."""
     prompts_per_step: int = Field(default=32, ge=1, le=MOST_THINGS)
@@ -260,32 +279,33 @@ class Schedule(Strict):
     max_attempts: int = Field(default=10, ge=1, le=1000)
     """How often the run is started at most, the first time included."""
 
-    @model_validator(mode="after")
-    def _redundancy_leaves_a_batch(self) -> Self:
+    def refusals(self) -> Iterator[PydanticCustomError]:
+        """Yield what of a schedule contradicts another field of it."""
+        yield from self._redundancy_leaves_a_batch()
+        yield from self._multiplexing_has_something_to_lay_into()
+
+    def _redundancy_leaves_a_batch(self) -> Iterator[PydanticCustomError]:
         if self.redundant_groups > self.prompts_per_step:
-            raise impossible(
+            yield impossible(
                 "redundant_groups",
                 self.redundant_groups,
                 f"a step that gives up more groups than the {self.prompts_per_step} it trains on could not train on "
                 "them all once they have to be waited for",
                 f"use at most {self.prompts_per_step}",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _multiplexing_has_something_to_lay_into(self) -> Self:
+    def _multiplexing_has_something_to_lay_into(self) -> Iterator[PydanticCustomError]:
         if self.multiplexing and not self.async_ratio:
             problem = "at schedule.async_ratio = 0 generation and training take turns anyway, step by step"
-            raise impossible("multiplexing", True, problem, "use false, or an async_ratio of at least 1")
+            yield impossible("multiplexing", True, problem, "use false, or an async_ratio of at least 1")
         if self.multiplexing and self.weight_exchange == "episode-borders":
             problem = (
                 'with schedule.weight_exchange = "episode-borders" new weights wait for episodes that could not go on'
             )
-            raise impossible("multiplexing", True, problem, 'use weight_exchange = "in-flight", or false')
+            yield impossible("multiplexing", True, problem, 'use weight_exchange = "in-flight", or false')
         if self.multiplexing and self.multiplexing_hold_s >= self.stall_timeout_s:
             problem = f"a step that waits so long for devices is a stall (stall_timeout_s = {self.stall_timeout_s:g})"
-            raise impossible("multiplexing_hold_s", self.multiplexing_hold_s, problem, "use less")
-        return self
+            yield impossible("multiplexing_hold_s", self.multiplexing_hold_s, problem, "use less")
 
     @property
     def overlaps(self) -> bool:
@@ -364,7 +384,7 @@ class Evaluation(Strict):
         return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
-class RunSpec(Strict):
+class RunSpec(Combination):
     """Everything that decides what a run does."""
 
     name: Name
@@ -407,153 +427,196 @@ class RunSpec(Strict):
             return {**given, "model": {**model, "vocabulary": suited}}
         return given
 
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> Self:
-        self._environment_reads_the_dataset()
-        self._scheduled_components_are_paid()
-        self._agent_can_play()
-        for refusal in refusals_beside(self, self.recipe):
-            raise refusal
-        batch = self.schedule.prompts_per_step * self.schedule.group_size
-        minibatch = self.schedule.minibatch_trajectories
+    def refusals(self) -> Iterator[PydanticCustomError]:
+        """Yield what one table asks for and another one cannot have, after what each cannot have by itself."""
+        yield from within("resources", self.resources.refusals())
+        yield from within("schedule", self.schedule.refusals())
+        yield from self._environment_reads_the_dataset()
+        yield from self._scheduled_components_are_paid()
+        yield from self._agent_can_play()
+        yield from refusals_beside(self, self.recipe)
+        yield from self._batch_can_be_made()
+        yield from self._parts_have_sandboxes()
+        yield from self._rollouts_may_be_old()
+        yield from self._devices_are_shared()
+        yield from self._log_probs_can_be_taken()
+        yield from refusals_of_sglang(self)
+        yield from refusals_of_judge(self)
+        yield from self._trainer_has_what_the_recipe_needs()
+        yield from self._evaluation_fits()
+        yield from self._players_can_play()
+
+    def _batch_can_be_made(self) -> Iterator[PydanticCustomError]:
+        schedule, minibatch = self.schedule, self.schedule.minibatch_trajectories
+        batch = schedule.prompts_per_step * schedule.group_size
         if batch > MOST_THINGS:
-            raise impossible(
+            yield impossible(
                 "schedule.prompts_per_step",
-                self.schedule.prompts_per_step,
+                schedule.prompts_per_step,
                 f"{batch} trajectories per step (prompts_per_step x group_size) are more than {MOST_THINGS}",
-                f"use at most {MOST_THINGS // self.schedule.group_size}",
+                f"use at most {MOST_THINGS // schedule.group_size}",
             )
-        self._buffer_fits()
-        self._parts_have_sandboxes()
-        self._devices_are_shared()
+            return
+        yield from self._buffer_fits()
         if batch % minibatch:
-            raise impossible(
+            yield impossible(
                 "schedule.minibatch_trajectories",
                 minibatch,
                 f"{batch} trajectories per step (prompts_per_step x group_size) "
                 f"do not divide into minibatches of {minibatch}",
                 f"use a divisor of {batch}",
             )
-        self._log_probs_can_be_taken()
-        for refusal in (*refusals_of_sglang(self), *refusals_of_judge(self)):
-            raise refusal
-        self._trainer_has_what_the_recipe_needs()
-        self._evaluation_fits()
-        self._players_can_play()
-        for field in ("tasks", "interim_tasks"):
-            if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
-                raise impossible(
-                    f"evaluation.{field}",
-                    getattr(self.evaluation, field),
-                    f"the dataset holds out only {self.dataset.heldout_tasks} tasks",
-                    f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
-                )
-        return self
+            return
+        replicas, rest = divmod(self.resources.trainer_ranks, self.resources.replica_ranks)
+        if self.recipe.reinforces and replicas > minibatch and not rest:
+            problem = (
+                f"its {replicas} replicas share the {minibatch} trajectories of an update "
+                "(schedule.minibatch_trajectories), and some would have none"
+            )
+            remedy = f"use at most {minibatch * self.resources.replica_ranks}, or larger minibatches"
+            yield impossible("resources.trainer_ranks", self.resources.trainer_ranks, problem, remedy)
 
-    def _players_can_play(self) -> None:
+    def _rollouts_may_be_old(self) -> Iterator[PydanticCustomError]:
+        """Whether what ``schedule.async_ratio`` allows is of any use here."""
+        ratio, steps = self.schedule.async_ratio, self.schedule.steps
+        if ratio and not self.recipe.reinforces:
+            problem = "the recipe has no RL, so that no rollouts are played beside its training"
+            yield impossible("schedule.async_ratio", ratio, problem, "use 0, or a recipe with RL")
+            return
+        for part in parts_of(self.environment):
+            response, oldest = part.environment.response, min(ratio, steps)
+            is_held = part.environment.sandbox is not None and response.quarantine != "never"
+            if is_held and 0 < response.release_within_steps < oldest:
+                yield impossible(
+                    f"{part.field}.response.release_within_steps",
+                    response.release_within_steps,
+                    f"a rollout may be {oldest} versions old before it is reviewed (schedule.async_ratio = {ratio}), "
+                    "and too old to be released then",
+                    f"use at least {oldest}, 0 to release none, or a smaller async_ratio",
+                )
+
+    def _players_can_play(self) -> Iterator[PydanticCustomError]:
         """Who tries an environment tells nothing of a model, and speaks turn by turn."""
         others = [player for player in self.evaluation.players if player != "model"]
         if others and self.recipe.trains:
             problem, remedy = f"{others[0]} tries the environment, and this recipe trains", 'use the recipe "evaluate"'
-            raise impossible("evaluation.players", self.evaluation.players, problem, remedy)
+            yield impossible("evaluation.players", self.evaluation.players, problem, remedy)
         if others and any(isinstance(part.environment, Agent) for part in parts_of(self.environment)):
             problem = f"an agent's program plays this environment, and {others[0]} is none"
-            raise impossible("evaluation.players", self.evaluation.players, problem, "try environment.tasks by itself")
+            yield impossible("evaluation.players", self.evaluation.players, problem, "try environment.tasks by itself")
 
-    def _agent_can_play(self) -> None:
+    def _agent_can_play(self) -> Iterator[PydanticCustomError]:
         """What sets an episode back, or goes on in its middle, would need the agent's program to do the same."""
         if not any(isinstance(part.environment, Agent) for part in parts_of(self.environment)):
             return
         reason = "an agent owns its context, and its program cannot be put into the middle of an episode"
         if self.recipe.expert_starts is not None:
-            raise impossible("recipe.expert_starts", "set", reason, "remove it, or train without an agent")
+            yield impossible("recipe.expert_starts", "set", reason, "remove it, or train without an agent")
         for path, needed in needing_one_segment(self.recipe):
             problem = f"{needed}; an agent's calls are a tree of segments"
-            raise impossible(f"recipe.{path}", "set", problem, "remove it, or train without an agent")
+            yield impossible(f"recipe.{path}", "set", problem, "remove it, or train without an agent")
 
-    def _environment_reads_the_dataset(self) -> None:
+    def _environment_reads_the_dataset(self) -> Iterator[PydanticCustomError]:
         takes_dataset = getattr(self.environment, "takes_dataset", False)
         if self.dataset.stored is None and takes_dataset:
             problem = f"the tasks of the environment {self.environment.id} are rows of a dataset, and none is named"
             remedy = 'set it to "name@version"; on the command line dataset.folder may name a folder instead'
-            raise impossible("dataset.catalog", None, problem, remedy)
+            yield impossible("dataset.catalog", None, problem, remedy)
         if self.dataset.stored is not None and not takes_dataset:
             field, value = self.dataset.stored
-            raise impossible(
+            yield impossible(
                 f"dataset.{field}",
                 value,
                 f"the environment {self.environment.id} makes its tasks from their numbers, and reads no rows",
                 "remove it, or choose an environment that asks what a dataset holds",
             )
 
-    def _scheduled_components_are_paid(self) -> None:
+    def _scheduled_components_are_paid(self) -> Iterator[PydanticCustomError]:
         """An environment that knows what it pays is asked; another one's components are known when they are paid."""
         paid: set[str] | None = getattr(self.environment, "reward_components", None)
         for number, schedule in enumerate(self.recipe.reward.schedules):
             if paid is not None and schedule.component not in paid:
                 problem = f"the environment pays no such component; it pays {', '.join(sorted(paid)) or 'none'}"
                 field = f"recipe.reward.schedules.{number}.component"
-                raise impossible(field, schedule.component, problem, "name one of those, or remove the schedule")
+                yield impossible(field, schedule.component, problem, "name one of those, or remove the schedule")
 
-    def _buffer_fits(self) -> None:
+    def _buffer_fits(self) -> Iterator[PydanticCustomError]:
         """A buffer is memory, and part of every checkpoint."""
         schedule = self.schedule
         members = schedule.group_size + schedule.redundant_members
         if schedule.overlaps and schedule.slots * members > MOST_THINGS:
-            raise impossible(
+            yield impossible(
                 "schedule.async_ratio",
                 schedule.async_ratio,
                 f"{schedule.slots * members} rollouts could be in play or wait for training, more than {MOST_THINGS}",
                 "use a smaller async_ratio, prompts_per_step or redundancy",
             )
 
-    def _parts_have_sandboxes(self) -> None:
+    def _parts_have_sandboxes(self) -> Iterator[PydanticCustomError]:
         """Each part has sandboxes of its own, which no other part takes."""
         needed = len(sandboxes_of(self.environment))
         if self.resources.sandboxes < needed:
             problem = f"{needed} parts of the environment take sandboxes, and each needs one of its own"
-            raise impossible("resources.sandboxes", self.resources.sandboxes, problem, f"use at least {needed}")
+            yield impossible("resources.sandboxes", self.resources.sandboxes, problem, f"use at least {needed}")
 
-    def _devices_are_shared(self) -> None:
-        resources = self.resources
+    def _devices_are_shared(self) -> Iterator[PydanticCustomError]:
+        resources, schedule = self.resources, self.schedule
+        if not (schedule.multiplexing and schedule.async_ratio):
+            return
         is_apart = resources.device == "cuda" and resources.placement.generator == "apart"
-        if self.schedule.multiplexing and (resources.generator == "sglang" or is_apart):
+        if resources.generator == "sglang" or is_apart:
             whose = "the servers of sglang have" if resources.generator == "sglang" else "a generator apart has"
-            raise impossible(
+            yield impossible(
                 "schedule.multiplexing",
                 True,
                 f"{whose} GPUs that the trainer cannot use: there is nothing to share",
                 'use false, or resources.generator = "torch" with resources.placement.generator = "colocated"',
             )
+            return
+        hold_s, stall_s = schedule.multiplexing_hold_s, schedule.stall_timeout_s
+        if resources.generators > resources.shared_generators and hold_s < stall_s <= 2 * hold_s:
+            problem = (
+                "where other generators play on, a step waits for devices up to twice as long, "
+                f"which is a stall (stall_timeout_s = {stall_s:g})"
+            )
+            yield impossible("schedule.multiplexing_hold_s", hold_s, problem, f"use less than {stall_s / 2:g}")
 
-    def _log_probs_can_be_taken(self) -> None:
+    def _log_probs_can_be_taken(self) -> Iterator[PydanticCustomError]:
         schedule = self.schedule
         if schedule.logprobs_at != "one" and schedule.temperature < COLDEST:
-            raise impossible(
+            yield impossible(
                 "schedule.temperature",
                 schedule.temperature,
                 "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
                 f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
             )
 
-    def _trainer_has_what_the_recipe_needs(self) -> None:
+    def _trainer_has_what_the_recipe_needs(self) -> Iterator[PydanticCustomError]:
         if self.resources.trainer == "megatron" and isinstance(self.recipe.credit, CriticEstimator):
-            raise impossible(
+            yield impossible(
                 "resources.trainer",
                 "megatron",
                 f"it has no critic, which recipe.credit = {getattr(self.recipe.credit, 'kind', 'critic')} needs",
                 'use resources.trainer = "torch", or a credit without a critic',
             )
 
-    def _evaluation_fits(self) -> None:
+    def _evaluation_fits(self) -> Iterator[PydanticCustomError]:
         tasks, samples = self.evaluation.tasks, self.evaluation.samples
         if tasks * samples > MOST_THINGS:
-            raise impossible(
+            yield impossible(
                 "evaluation.samples",
                 samples,
                 f"{tasks * samples} tries (tasks x samples) are more than {MOST_THINGS}",
                 f"use at most {MOST_THINGS // tasks}",
             )
+        for field in ("tasks", "interim_tasks"):
+            if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
+                yield impossible(
+                    f"evaluation.{field}",
+                    getattr(self.evaluation, field),
+                    f"the dataset holds out only {self.dataset.heldout_tasks} tasks",
+                    f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
+                )
 
     @property
     def rl_steps(self) -> int:

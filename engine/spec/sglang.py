@@ -4,17 +4,18 @@ The interpreter that has SGLang is the operator's to choose (``PALESTRA_SGLANG_P
 an interpreter runs code.  For the same reason ``flags`` takes the names of ``FLAGS`` alone.
 """
 
+import re
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
-from engine.spec.impossible import impossible
+from engine.spec.impossible import Combination, impossible
 from engine.spec.model import ContextTokens, FolderPath, Precision, PretrainedModel
 from engine.spec.model_files import CatalogVersion
+from engine.spec.server_url import ServerUrl, server_at
 from engine.spec.strict import Strict
-
-ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+$", max_length=300)]
-Flag = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*(=[\w.,:+-]+)?$", max_length=200)]
 
 FLAGS = frozenset(
     {
@@ -41,6 +42,20 @@ FLAGS = frozenset(
     }
 )
 """What a spec may say to ``sglang.launch_server``, without the dashes; none of them names a file or code."""
+_STARTED_ALONE = ("servers", "tensor_parallel", "flags", "memory_fraction", "restarts")
+"""The fields that concern only servers that the engine starts."""
+
+
+def _is_known(flag: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z-]*(=[\w.,:+-]+)?", flag):
+        remedy = "write it without the dashes, as name=value; a switch by its name alone"
+        raise impossible("", flag, "is not written as flags are here", remedy)
+    if flag.partition("=")[0] not in FLAGS:
+        raise impossible("", flag, "is not a flag that a run may set", f"use some of: {', '.join(sorted(FLAGS))}")
+    return flag
+
+
+Flag = Annotated[str, StringConstraints(max_length=200), AfterValidator(_is_known)]
 
 
 class SglangServers(Strict):
@@ -64,27 +79,19 @@ class SglangServers(Strict):
     restarts: int = Field(default=5, ge=0, le=1000)
     """How often each server is started again in one attempt, after 1, 2, 4 .. 60 s."""
 
-    @field_validator("flags")
-    @classmethod
-    def _flags_are_known(cls, flags: list[str]) -> list[str]:
-        for number, flag in enumerate(flags):
-            if flag.partition("=")[0] not in FLAGS:
-                raise impossible(
-                    str(number), flag, "is not a flag that a run may set", f"use some of: {', '.join(sorted(FLAGS))}"
-                )
-        return flags
-
     @property
     def launch_flags(self) -> dict[str, str]:
         """``flags`` by their names; a switch has the value "".  Of two of one name the later counts."""
         return {name: value for name, _, value in (flag.partition("=") for flag in self.flags)}
 
 
-class Sglang(SglangServers):
+class Sglang(SglangServers, Combination):
     """The servers of ``resources.generator = "sglang"``: started by the engine, or given by ``urls``."""
 
     urls: list[ServerUrl] = Field(default=[], max_length=64)
-    """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted."""
+    """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted, and what
+    only started servers have (``servers``, ``tensor_parallel``, ``flags``, ``memory_fraction``, ``restarts``) is
+    refused."""
     weights: Literal["disk", "tensor", "broadcast"] = "disk"
     """How new weights travel: by safetensors in a folder that engine and servers both see, within the requests, or
     over a process group (gloo) of the engine and each server's ranks."""
@@ -100,28 +107,25 @@ class Sglang(SglangServers):
     to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
     started so; those given by ``urls`` are asked to prove it."""
 
-    @model_validator(mode="after")
-    def _urls_stand_for_themselves(self) -> Self:
+    def refusals(self) -> Iterator[PydanticCustomError]:
+        """Yield what servers given by ``urls`` cannot have, beside a server that is named twice."""
         if not self.urls:
-            return self
-        if len(set(self.urls)) < len(self.urls):
-            raise impossible("urls", self.urls, "a server is named twice", "name each once")
-        for field in ("servers", "tensor_parallel", "flags"):
-            if field in self.model_fields_set:
-                raise impossible(
-                    field,
-                    getattr(self, field),
-                    "servers given by urls are not started by the engine",
-                    f"remove {field}, or urls",
-                )
+            return
+        if len(set(map(server_at, self.urls))) < len(self.urls):
+            yield impossible("urls", self.urls, "a server is named twice", "name each once")
+        started = [name for name in _STARTED_ALONE if getattr(self, name) != type(self).model_fields[name].default]
+        for field in started:
+            problem = "servers given by urls are not started by the engine"
+            yield impossible(field, getattr(self, field), problem, f"remove {field}, or urls")
+        if started:  # whether urls stay is open, and with it whether a folder has to be named
+            return
         if self.weights == "disk" and self.exchange_folder is None:
-            raise impossible(
+            yield impossible(
                 "exchange_folder",
                 None,
                 "servers given by urls read new weights from a shared folder",
                 'give a folder that they see under the same path, or use weights = "tensor"',
             )
-        return self
 
 
 class JudgeServers(SglangServers):

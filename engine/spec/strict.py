@@ -4,7 +4,12 @@ A number without an upper bound is a hang, an allocation that fails or a row tha
 spec was taken.  The bounds leave room for whatever a run can really do.
 """
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticKnownError
+
+from engine.spec.annotations import members_of
 
 MOST_STEPS = 10**7
 """It bounds steps of any kind, because a step is a row of every curve."""
@@ -19,7 +24,29 @@ OUT_OF_REACH = 1e30
 """It bounds clips and bounds of ratios, which may be meant never to apply; still a 32-bit float."""
 
 
+def _no_boolean(kind: Literal["int_type", "float_type"]) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticKnownError(kind)
+        return value
+
+    return BeforeValidator(check)
+
+
+_NO_BOOLEAN = {int: _no_boolean("int_type"), float: _no_boolean("float_type")}
+"""By the type of a field: pydantic would take true for 1."""
+
+
 class Strict(BaseModel):
-    """Rejects unknown fields, is frozen, and keeps the docstring under a field as its description."""
+    """Rejects unknown fields and true as a number, is frozen, and describes a field by the docstring under it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        for field in cls.__pydantic_fields__.values():
+            kinds = members_of(field.annotation)
+            number = next((number for number in (float, int) if number in kinds and bool not in kinds), None)
+            if number is not None and _NO_BOOLEAN[number] not in field.metadata:
+                field.metadata.append(_NO_BOOLEAN[number])
+        return handler(source)

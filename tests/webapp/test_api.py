@@ -96,6 +96,7 @@ def test_a_stranger_cannot_submit_into_a_foreign_experiment_or_team(api_of, char
         ({}, "name", "add it"),
         (TINY | {"sceduule": {}}, "sceduule", "did you mean 'schedule'?"),
         (TINY | {"schedule": {"step": 3}}, "schedule.step", "did you mean 'steps'?"),
+        (TINY | {"async_ratio": 2}, "async_ratio", "it belongs to schedule: schedule.async_ratio"),
         (TINY | {"schedule": {"steps": "many"}}, "schedule.steps", "give a whole number"),
         (
             TINY | {"schedule": {"group_size": 1, "minibatch_trajectories": 1}},

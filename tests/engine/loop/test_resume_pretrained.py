@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from engine.launch.exit_codes import ATTEMPT_FAILED
 from tests.engine.dying import losing_a_rank
 from tests.engine.models.folders import folder_of
-from tests.engine.trainings import Training
+from tests.engine.trainings import Training, step_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -76,6 +76,19 @@ def test_killed_and_resumed_a_run_ends_with_the_same_weights_in_a_folder_that_op
     last = [run.folder / "checkpoints" / "step-000003" / "model" for run in trainings]
     assert (last[0] / "model.safetensors").read_bytes() == (last[1] / "model.safetensors").read_bytes()
     AutoModelForCausalLM.from_pretrained(last[0])
+
+
+def test_a_killed_run_goes_on_with_smaller_micro_batches_and_fewer_slots(toml: Path, tmp_path: Path) -> None:
+    with Training(toml, tmp_path / "run") as training:
+        training.die("update", 2, "--in-process")
+        smaller = toml.read_text().replace("microbatch_tokens = 1024", "microbatch_tokens = 704")
+        toml.write_text(smaller.replace("kv_slots = 4", "kv_slots = 2\nrollout_workers = 2"))
+        training.finish("--in-process", "--resume")
+        spec = training.state(3)["spec"]
+        assert (spec["model"]["microbatch_tokens"], spec["resources"]["kv_slots"]) == (704, 2)
+        assert [event["from_step"] for event in training.of_kind("started")] == [0, 1]
+        trained = [event["trajectory"] for event in training.lineage() if event["kind"] == "trajectory"]
+        assert sorted({step_of(one) for one in trained if one["purpose"] == "train"}) == [1, 2, 3]
 
 
 @pytest.mark.soak  # test_learner_on_ray.py kills a rank, and above such a run is resumed

@@ -112,7 +112,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
             }
         },
         "recipe.credit.judge.endpoint",
-        "http://user:word@judge/v1",
+        "http://***@judge/v1",
         "match pattern",
         "without user and query",
     ),

@@ -9,6 +9,7 @@ This module knows neither torch nor Megatron: preflight asks it, on any machine.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from engine.models.architecture import Architecture, UnsupportedArchitecture, YarnScaling
@@ -161,6 +162,7 @@ def _uneven(shape: Shape, grid: Grid) -> Iterator[Problem]:
         divided.append(("expert", grid.expert, "num_experts", experts.count))
     for field, parts, name, count in divided:
         if count % parts:
-            fitting = ", ".join(str(number) for number in range(1, min(count, grid.ranks) + 1) if count % number == 0)
+            common = gcd(*(other for beside, _, _, other in divided if beside == field))
+            fitting = ", ".join(str(size) for size in range(1, min(common, grid.ranks) + 1) if common % size == 0)
             why = f"{name} = {count} does not divide into {parts} equal parts"
             yield Problem(f"{FIELD}.{field}", parts, why, f"use one of: {fitting}")
