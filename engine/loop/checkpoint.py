@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from engine.disk import fsync
 from engine.loop import manifest
 from engine.loop.state import RunState
+from engine.spec.impossible import AS_STORED
 
 _NAME = re.compile(r"step-(\d{6,})")
 _SUPERVISED = re.compile(r"supervised-(\d{6,})")
@@ -172,7 +173,7 @@ class Checkpoints:
         if described and (how := manifest.damage_in(folder)) is not None:
             return how
         try:
-            return RunState.model_validate_json((folder / _STATE).read_bytes())
+            return RunState.model_validate_json((folder / _STATE).read_bytes(), context=AS_STORED)
         except OSError as error:
             return manifest.spoilt(_STATE, error)
         except ValidationError as error:

@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Self
 
-from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.spec.strict import Strict
 
+AS_STORED = {"stored": True}
+"""The context in which a document is read that was taken before: rules for fields that have to fit together, which may
+be younger than it, are not asked."""
 _outer_asks: ContextVar[bool] = ContextVar("_outer_asks", default=False)
 """Whether a table around the one that is read will ask it for its refusals."""
 
@@ -34,8 +37,8 @@ class Combination(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuses_together(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if _outer_asks.get():
+    def _refuses_together(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        if _outer_asks.get() or info.context == AS_STORED:
             return handler(given)
         asking = _outer_asks.set(True)
         try:

@@ -87,6 +87,13 @@ def checkpoints_of(run: Run, steps: range) -> None:
     )
 
 
+def test_a_run_that_a_younger_rule_would_refuse_is_shown_as_it_was_taken(client: Client, run: Run) -> None:
+    run.spec["schedule"]["minibatch_trajectories"] = 7
+    run.save(update_fields=["spec"])
+    assert run.run_spec.schedule.minibatch_trajectories == 7
+    assert client.get(f"/runs/{run.id}/").status_code == 200
+
+
 def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run: Run, api_of: Any, bob: User) -> None:
     assert run.run_spec.schedule.keep_checkpoints == 3
     checkpoints_of(run, range(0, 50, 10))

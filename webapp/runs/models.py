@@ -12,6 +12,7 @@ from django.db import models, transaction
 from django.db.models.fields.json import KT
 from django.utils import timezone
 
+from engine.spec.impossible import AS_STORED
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import DatasetVersion, ModelVersion, PackageVersion, TaskSetVersion
@@ -131,7 +132,7 @@ class Run(models.Model):
 
     @property
     def run_spec(self) -> RunSpec:
-        return RunSpec.model_validate(self.spec)
+        return RunSpec.model_validate(self.spec, context=AS_STORED)
 
     @property
     def has_ended(self) -> bool:

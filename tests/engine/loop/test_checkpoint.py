@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from engine.loop import manifest
 from engine.loop.checkpoint import CheckpointError, Checkpoints, Damaged
@@ -142,3 +143,17 @@ def test_a_checkpoint_of_0_2_is_gone_on_from_with_prompts_numbered_behind_its_ow
     assert set(state.prompts.values()) == {2_000_000}
     assert {"train", "eval-greedy", "eval-sampled", "eval-purified"} <= state.prompts.keys()
     assert RunState.model_validate_json(state.model_dump_json()) == state  # and is written as one of today
+
+
+def test_one_whose_spec_a_younger_rule_would_refuse_is_read_as_it_was_taken(
+    checkpoints: Checkpoints, small_spec: RunSpec
+) -> None:
+    schedule = small_spec.schedule.model_copy(update={"minibatch_trajectories": 7})
+    taken_once = small_spec.model_copy(update={"schedule": schedule})
+    with pytest.raises(ValidationError, match="do not divide into minibatches of 7"):
+        RunSpec.model_validate(taken_once.model_dump())
+    made = RunState(spec=small_spec, cold_started=True, finished_steps=2)
+    checkpoints.amend(made.model_copy(update={"spec": taken_once}))
+    state = checkpoints.newest().state
+    assert state is not None
+    assert state.spec == taken_once
