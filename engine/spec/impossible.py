@@ -61,11 +61,12 @@ def within(table: str, refusals: Iterable[PydanticCustomError]) -> Iterator[Pyda
 
 
 def _together(refusals: Sequence[PydanticCustomError]) -> PydanticCustomError:
-    """One error; of several refusals it holds the contexts, of which ``problems_in`` makes a problem each."""
-    if len(refusals) == 1:
-        return refusals[0]
+    """One error, which names the fields; of several refusals it holds the contexts, of which ``problems_in`` makes a
+    problem each."""
     contexts = _contexts(refusals)
-    problems = "; ".join(context["problem"] for context in contexts)
+    if len(contexts) == 1:
+        return PydanticCustomError("impossible_combination", "{field}: {problem}", contexts[0])
+    problems = "; ".join(f"{context['field']}: {context['problem']}" for context in contexts)
     return PydanticCustomError("impossible_combinations", "{problems}", {"problems": problems, "refusals": contexts})
 
 

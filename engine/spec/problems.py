@@ -68,7 +68,7 @@ def _problem(details: Any, model: type[BaseModel]) -> Problem:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         path = [*path, context["discriminator"].strip("'")]
         value = context.get("tag", "(missing)")
-    message = details["msg"]
+    message = context.get("problem") or details["msg"]
     if isinstance(value, str):
         message = message.replace(value, shortened(value)) if len(value) > _LONGEST else message
         value = without_credentials(value) if "://" in value else value
