@@ -50,7 +50,7 @@ class BadSpec(Exception):
 def spec_from_file(path: Path) -> RunSpec:
     """Raises BadSpec."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise BadSpec([f"{path}: there is no such file; give the path of a run's TOML file"]) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.launch.preflight import spec_from_file
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -35,6 +37,12 @@ BAD = [
     ('name = "x"\nseed = ' + "[" * 5000 + "]" * 5000, "nested too deeply"),
     ('name = "x"\n[' + ".".join("a" * 5000) + "]\n", "a = (a dict nested too deeply): Extra inputs are not permitted"),
 ]
+
+
+def test_a_file_with_a_mark_of_its_byte_order_is_read_as_one_without(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('\ufeffname = "größer"\n', "utf-8")
+    assert spec_from_file(file).name == "größer"
 
 
 @pytest.mark.parametrize(("text", "words"), BAD)
