@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
@@ -65,7 +66,8 @@ class Contexts:
 
     def find(self, asked: Asked) -> Found:
         """Raises RequestRefused for messages that no template can express."""
-        asked = replace(asked, messages=_joined(asked.messages))
+        if any(_is_turn(entry) and _is_turn(behind) for entry, behind in pairwise(asked.messages)):
+            asked = replace(asked, messages=_joined(asked.messages))
         opening, exchanges = exchanges_in(asked.messages)
         digests = self._digests.of(asked)
         known = self._longest_known(asked.messages, digests)
@@ -119,7 +121,11 @@ def extended(renderer: Renderer, spoken: Spoken, messages: Sequence[Message]) ->
     )
 
 
-def _joined(messages: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def _is_turn(entry: Entry) -> bool:
+    return isinstance(entry, AssistantMessage)
+
+
+def _joined(messages: Sequence[Entry]) -> tuple[Entry, ...]:
     """Messages of the assistant that stand next to each other are one: what it said, and all of its calls."""
     joined = list[Entry]()
     for entry in messages:
@@ -128,7 +134,7 @@ def _joined(messages: tuple[Entry, ...]) -> tuple[Entry, ...]:
             joined[-1] = _one_turn(last, entry)
         else:
             joined.append(entry)
-    return messages if len(joined) == len(messages) else tuple(joined)
+    return tuple(joined)
 
 
 def _one_turn(first: AssistantMessage, second: AssistantMessage) -> AssistantMessage:

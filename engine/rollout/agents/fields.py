@@ -69,15 +69,14 @@ def _asks_nothing(value: object) -> bool:
     return value is None or value == []
 
 
-def tool_choice(document: Document, taken: Collection[object], demanding: Collection[str], reason: str) -> object:
-    """What the agent wants of calls, one of ``taken``.  ``demanding``: texts that mean more than can be promised; so
-    does any object."""
+def forbids_calls(document: Document) -> bool:
+    """Whether ``tool_choice``, as OpenAI has it, is "none"; the policy cannot be made to call."""
     choice = document.get("tool_choice")
-    if choice in taken:
-        return choice
-    if isinstance(choice, dict) or choice in demanding:
-        lacking("tool_choice", choice, reason)
-    return wrong("tool_choice", choice, f"one of {', '.join(map(json.dumps, taken))}")
+    if isinstance(choice, dict) or choice in ("required", "any"):
+        lacking("tool_choice", choice, "the policy cannot be made to call a tool")
+    if choice not in (None, "auto", "none"):
+        wrong("tool_choice", choice, 'one of null, "auto", "none"')
+    return choice == "none"
 
 
 def switches(document: Document, name: str) -> Mapping[str, bool]:

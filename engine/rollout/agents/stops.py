@@ -6,8 +6,10 @@ what is kept is, token by token and with the same log-probs, what a generator wo
 where a turn ends follows from what stands before, and never from what was dropped (docs/decisions/0043).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from engine.rollout.renderers.contract import Parsed, Renderer
 from engine.spec.generation import Generated
@@ -48,12 +50,15 @@ def stopped(
 def stopped_text(generated: Generated, stops: Sequence[str], renderer: Renderer) -> tuple[int, str, str] | None:
     """The same of a turn that is answered as the text that it is: how many tokens are kept, what stands before the stop
     string, and it."""
-    text = ""
-    for tokens, piece in enumerate(renderer.pieces(generated.token_ids), start=1):
-        text += piece
-        if (found := _first(text, stops)) is not None:
-            return tokens, text[: found[0]], found[1]
-    return None
+    pieces = renderer.pieces(generated.token_ids)
+    text, places = "".join(pieces), list(accumulate(map(len, pieces), initial=0))
+    completed = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    if not completed:
+        return None
+    tokens = bisect_left(places, min(completed))
+    found = _first(text[: places[tokens]], stops)
+    assert found is not None
+    return tokens, text[: found[0]], found[1]
 
 
 def ended(generated: Generated, tokens: int, renderer: Renderer) -> tuple[int, ...]:

@@ -23,9 +23,6 @@ NO_MATTER = (
     "prompt_cache_key",
     "prompt_cache_retention",
 )
-FREE = (None, "auto", "none")
-"""The values of ``tool_choice`` by which the policy may do as it likes, or may call nothing."""
-MAKES_IT_CALL = "the policy cannot be made to call a tool"
 HOTTEST = 2.0
 NEUTRAL: dict[str, Sequence[object]] = {
     "frequency_penalty": (0, 0.0),
@@ -139,10 +136,10 @@ def _top_k(document: Document) -> int | None:
 
 
 def _tools(document: Document) -> tuple[ToolSchema, ...]:
-    choice = fields.tool_choice(document, FREE, ("required", "any"), MAKES_IT_CALL)
+    without_calls = fields.forbids_calls(document)
     listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
     tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
-    return () if choice == "none" else fields.check_names(tools)
+    return () if without_calls else fields.check_names(tools)
 
 
 def _tool(tool: Document, field: str) -> ToolSchema:

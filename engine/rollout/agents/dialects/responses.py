@@ -8,23 +8,15 @@ from typing import Any
 from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.dialects.chat_completions import ERRORS, FREE, HOTTEST, MAKES_IT_CALL
+from engine.rollout.agents.dialects.chat_completions import ERRORS, HOTTEST
+from engine.rollout.agents.dialects.chat_completions import NO_MATTER as NO_MATTER_IN_CHAT
 from engine.rollout.agents.dialects.contract import event, left_of, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
 from engine.rollout.renderers.contract import Settled
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 READ = ("input", "instructions", "model", "tools", "max_output_tokens", "stream", "tool_choice", "temperature", "top_p")
-NO_MATTER = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "stream_options",
-)
+NO_MATTER = (*NO_MATTER_IN_CHAT, "stream_options")
 NEUTRAL: dict[str, Sequence[object]] = {
     "background": (False,),
     "include": (["reasoning.encrypted_content"],),
@@ -194,10 +186,10 @@ def _content(item: Document, field: str) -> str:
 
 
 def _tools(document: Document) -> tuple[ToolSchema, ...]:
-    choice = fields.tool_choice(document, FREE, ("required", "any"), MAKES_IT_CALL)
+    without_calls = fields.forbids_calls(document)
     listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
     tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
-    return () if choice == "none" else fields.check_names(tools)
+    return () if without_calls else fields.check_names(tools)
 
 
 def _tool(tool: Document, field: str) -> ToolSchema:
