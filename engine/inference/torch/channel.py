@@ -8,7 +8,7 @@ import asyncio
 import pickle
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 LENGTH_BYTES = 8
 
@@ -42,8 +42,7 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray uses, is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._read += data
