@@ -22,14 +22,9 @@ class Channel(asyncio.Protocol):
         self._read = bytearray()
         self._outgoing: list[Any] = []
 
-    @classmethod
-    async def opened(
-        cls, end: socket.socket, received: Callable[[list[Any]], None], ended: Callable[[], None]
-    ) -> "Channel":
-        """A channel of the running loop over this end of the pair, which it closes."""
-        loop = asyncio.get_running_loop()
-        _, channel = await loop.create_connection(lambda: cls(received, ended), sock=end)
-        return channel
+    async def open(self, end: socket.socket) -> None:
+        """Serve this end of the pair on the running loop, and close it.  What comes may come before this returns."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=end)
 
     def send(self, message: Any) -> None:
         """Send it with all others of this turn of the loop.  What is sent to an end that is gone is dropped."""

@@ -24,12 +24,12 @@ class _Served:
 
     def __init__(self) -> None:
         self._generator: TorchGenerator | None = None
-        self._channel: Channel | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._gone = asyncio.Event()
+        self._channel = Channel(self._received, self._gone.set)
 
     async def serve(self, end: socket.socket) -> None:
-        self._channel = await Channel.opened(end, self._received, self._gone.set)
+        await self._channel.open(end)
         await self._gone.wait()
 
     def _received(self, messages: list[Any]) -> None:
@@ -72,7 +72,6 @@ class _Served:
         return await getattr(generator, call.method)(*call.arguments)
 
     def _say(self, message: DecoderReply | StreamedToken) -> None:
-        assert self._channel is not None
         self._channel.send(message)
 
 

@@ -62,8 +62,10 @@ class DecoderProcess:
         """Raises DecoderEnded, and what the decoder raised when it was made."""
         self._loop = asyncio.get_running_loop()
         started = self._pending[STARTED] = self._loop.create_future()
-        self._channel = await Channel.opened(self._end, self._received, self._ended)
-        self._channel.send(self._begin)
+        channel = Channel(self._received, self._ended)
+        await channel.open(self._end)
+        channel.send(self._begin)
+        self._channel = channel
         await started
 
     async def ask(self, method: Method, *arguments: Any) -> Any:
