@@ -117,12 +117,14 @@ class SandboxMonitor:
             try:
                 await self.settled(watch)
             finally:
-                self._held = {name: held for name, held in self._held.items() if held[0] is not sandbox}
-                self._changed &= self._held.keys()
+                for name in [name for name, held in watch.held.items() if held is sandbox]:
+                    del self._held[name], watch.held[name]
+                    self._changed.discard(name)
 
     def hold(self, sandbox: Sandbox, watch: "EpisodeMonitor") -> None:
         """Under its present name, of which a sandbox has another one after each reset."""
         self._held[sandbox.name] = (sandbox, watch)
+        watch.held[sandbox.name] = sandbox
 
     async def settled(self, watch: "EpisodeMonitor | None" = None) -> None:
         """Everything told so far was looked at, and what is to be frozen is.
@@ -130,7 +132,7 @@ class SandboxMonitor:
         What the processes of this episode's sandboxes did has been told by then; without ``watch``, those of all
         sandboxes.
         """
-        held = [sandbox for sandbox, of in self._held.values() if watch in (None, of)]
+        held = list(watch.held.values()) if watch else [sandbox for sandbox, _ in self._held.values()]
         if len(held) == 1:
             await held[0].settled()  # an episode's one sandbox needs no task of its own
         else:
@@ -204,6 +206,8 @@ class EpisodeMonitor:
         self.turn = 0
         """The tool call of this turn runs next."""
         self.alerts: list[str] = []
+        self.held: dict[str, Sandbox] = {}
+        """Those that it has now, by the names that they have had in its time."""
         self.alarmed = False
         """Whether the environment itself found something; ``settled`` is then needed once more after its score."""
 
