@@ -21,6 +21,7 @@ import torch
 from benchmarks.measurement import Run, Step
 from benchmarks.processor import processor_seconds
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
+from engine.cluster.garbage import collect_rarely
 from engine.cluster.generators import generator_for, hand_over_weights
 from engine.cluster.members import learner_for
 from engine.cluster.rollout_members import rollout_worker_for
@@ -76,11 +77,13 @@ class Engine:
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
             self._worker = rollout_worker_for(self._spec, sampler, sandboxes.pool, sandboxes.monitor)
+            collect_rarely()
             await self._sync_weights(0)
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 
     async def _step(self, number: int) -> Step:
-        begin, cpu_begin = time.perf_counter(), processor_seconds()
+        cpu_begin = processor_seconds()  # which looks at hundreds of processes, and is no part of a step
+        begin = time.perf_counter()
         groups = await self._collected(number)
         collected_at = time.perf_counter()
         await self._learning(lambda: self._learner.credit(groups, step=number))
