@@ -43,6 +43,26 @@ async def test_reset_says_nothing_of_the_former_users_interpreter(sandbox):
     assert (await sandbox.run_python("1")).stderr == ""
 
 
+async def test_every_interpreter_begins_with_what_the_first_one_had(sandbox):
+    """Those after a reset are made of what is ready beforehand, the first one of nothing."""
+    seen = []
+    for _ in range(3):
+        begun = await python(
+            sandbox,
+            """
+            import gc, os, sys
+            print(sorted(sys.modules), sorted(vars()), sorted(vars(sys.modules["builtins"])), sys.argv, sys.path)
+            print(__name__, gc.isenabled(), os.listdir("/proc/self/fd"), os.getcwd(), sys.stdin.read())
+            streams = (sys.stdin, sys.stdout, sys.stderr)
+            print([(stream.encoding, stream.errors, stream.line_buffering) for stream in streams])
+            """,
+        )
+        seen.append(begun.stdout + begun.stderr)
+        await sandbox.reset()
+    assert seen[0] == seen[1] == seen[2]
+    assert "Traceback" not in seen[0]
+
+
 async def test_reset_ends_programs_under_way(sandbox):
     program = asyncio.create_task(shell(sandbox, "sleep 765432", timeout_s=60))
     while not host_processes(b"765432"):

@@ -28,6 +28,8 @@ from sandboxes.backends.namespaces.inside.snapshots import Snapshots
 
 LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed": "was stopped"}
 UNASKED = "reported what it was not asked"
+CHUNK_BYTES = 2**16
+"""So much is read of the host at once: a larger buffer would be mapped and unmapped each time."""
 ENDED_FOR_ALONE = "was ended, because something had to be done alone"
 
 
@@ -99,7 +101,7 @@ class Agent:
     # -- requests of the host ---------------------------------------------------------------------
 
     def receive(self) -> None:
-        chunk = os.read(self.host, 2**18)
+        chunk = os.read(self.host, CHUNK_BYTES)
         if not chunk:
             os._exit(0)
         self.inbox += chunk
@@ -208,6 +210,7 @@ class Agent:
         self.end_everybody("was reset")
         self.prelude, self.loss_note = b"", ""
         files.wipe()
+        guest.prepare_for_all()  # whoever is reset once is reset often
         self.start_interpreter()
         self.answer(number, frames.DATA)
 
@@ -234,7 +237,7 @@ class Agent:
         for program in list(self.programs.values()):
             self.program_ended(program, -processes.SIGKILL)
         if self.interpreter:
-            self.interpreter_ended(self.interpreter, -processes.SIGKILL, reason)
+            self.interpreter_ended(self.interpreter, -processes.SIGKILL, reason, everybody=True)
 
     # -- guests -----------------------------------------------------------------------------------
 
@@ -346,12 +349,16 @@ class Agent:
             self.events.off(cell.out.fd)
             self.events.off(cell.err.fd)
 
-    def retire(self, interpreter: Interpreter, reason: str) -> None:
-        """Part with the interpreter, its children included; the next cell will be told."""
+    def retire(self, interpreter: Interpreter, reason: str, *, everybody: bool = False) -> None:
+        """Part with the interpreter, its children included; the next cell will be told.
+
+        ``everybody``: they are dead already, and no others are alive.
+        """
         self.loss_note = f"[fresh interpreter: the former one {reason}, and its variables are lost]\n"
         interpreter.retired = True
         self.interpreter = None
-        processes.kill_all_but(set(self.programs), self.snapshots.frozen())
+        if not everybody:
+            processes.kill_all_but(set(self.programs), self.snapshots.frozen())
 
     def close_interpreter(self, interpreter: Interpreter) -> None:
         self.events.close(interpreter.cells.detach(), interpreter.reports, interpreter.out.fd, interpreter.err.fd)
@@ -386,8 +393,13 @@ class Agent:
         if program.feed:
             self.events.close(program.feed.fd)
 
-    def interpreter_ended(self, interpreter: Interpreter, code: int, reason: str = "") -> None:
-        """Answer for the cell that was running, if any.  ``do_python`` starts the successor."""
+    def interpreter_ended(
+        self, interpreter: Interpreter, code: int, reason: str = "", *, everybody: bool = False
+    ) -> None:
+        """Answer for the cell that was running, if any.  ``do_python`` starts the successor.
+
+        ``everybody``: nobody else is alive either.
+        """
         if self.cell and not self.cell.decision:
             self.reported(interpreter)  # it may have reported with its last breath
         if interpreter.retired:
@@ -395,7 +407,8 @@ class Agent:
         cell = self.cell
         if not reason and interpreter.forged:
             reason = UNASKED
-        self.retire(interpreter, reason or LOSSES.get(cell.decision if cell else "", f"ended with status {code}"))
+        why = reason or LOSSES.get(cell.decision if cell else "", f"ended with status {code}")
+        self.retire(interpreter, why, everybody=everybody)
         if cell is None:
             self.close_interpreter(interpreter)
         elif cell.decision:

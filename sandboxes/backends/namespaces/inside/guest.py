@@ -36,6 +36,9 @@ _forgotten: list[object] = []
 """Modules of the agent.  To free them would write to some hundred pages that we share with it, and copy each."""
 ShowTraceback = Callable[..., object]
 OWN_PACKAGE = "sandboxes"
+REHEARSALS = 16
+"""How often a cell is rehearsed: until Python has adapted its code to what it meets; else every process would adapt its
+own copy."""
 
 
 def serve() -> None:
@@ -67,8 +70,27 @@ def serve() -> None:
             os._exit(0)  # out of memory: what is left of this interpreter cannot be trusted to work
 
 
+def prepare_for_all() -> None:
+    """What each interpreter begins with is made here, once, by zygote or agent: pages that nobody writes to are copied
+    for nobody.  A second call does nothing."""
+    if _ready:
+        return
+    reads, writes = os.pipe()
+    kept = {fd: os.dup(fd) for fd in (1, 2)}
+    for fd in kept:
+        os.dup2(writes, fd)  # of the kind that guests get: Python asks what a stream can do when it opens it
+    prepare()
+    for _ in range(REHEARSALS):
+        run_cell(b"None", "<rehearsal>", {}, sys.__excepthook__)
+    for fd, former in kept.items():
+        os.dup2(former, fd)
+    for fd in (reads, writes, *kept.values()):
+        os.close(fd)
+    gc.freeze()
+
+
 def prepare() -> dict[str, object]:
-    """Return what ``serve`` begins with; a zygote has it ready for all interpreters to come, and each gets a copy."""
+    """Return what ``serve`` begins with."""
     # A millisecond, the first time: not before the agent's first fork (agent.run), and not once a cell can interfere.
     global _ast
     import _ast

@@ -14,13 +14,9 @@ import _socket
 import gc
 import os
 import struct
-import sys
 
 from sandboxes.backends.namespaces.inside import agent, guest, libc, processes, walls
 
-REHEARSALS = 16
-"""How often a cell is rehearsed: until Python has adapted its code to what it meets; else every process would adapt its
-own copy."""
 NEW_PROCESS_IDS = 0x20000000
 CREDENTIALS = struct.Struct("@iII")
 ONE_DESCRIPTOR = struct.Struct("@i")
@@ -30,7 +26,7 @@ def main(control: int, raised: walls.Walls, limits: dict[str, int], output_bytes
     """Make an agent for each socket that comes through ``control``; ``limits`` and ``output_bytes`` are theirs."""
     processes.set_dumpable(False)
     processes.raise_own_limit()
-    prepare_interpreters()
+    guest.prepare_for_all()
     for name in (*walls.CALLED, "setns"):
         libc.place(name)
     walls.keep_times_of_devices()
@@ -50,21 +46,6 @@ def main(control: int, raised: walls.Walls, limits: dict[str, int], output_bytes
         credentials = CREDENTIALS.pack(pid, os.getuid(), os.getgid())
         orders.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_CREDENTIALS, credentials)])
     os._exit(0)
-
-
-def prepare_interpreters() -> None:
-    """What each of them begins with is made here, once: pages that nobody writes to are copied for nobody."""
-    reads, writes = os.pipe()
-    kept = {fd: os.dup(fd) for fd in (1, 2)}
-    for fd in kept:
-        os.dup2(writes, fd)  # of the kind that guests get: Python asks what a stream can do when it opens it
-    guest.prepare()
-    for _ in range(REHEARSALS):
-        guest.run_cell(b"None", "<rehearsal>", {}, sys.__excepthook__)
-    for fd, former in kept.items():
-        os.dup2(former, fd)
-    for fd in (reads, writes, *kept.values()):
-        os.close(fd)
 
 
 def ordered(orders: _socket.socket) -> int | None:
