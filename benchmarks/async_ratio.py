@@ -26,7 +26,7 @@ from benchmarks import machine
 from benchmarks.async_simulation import Simulated, simulate
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, at_least, at_most, figure, headline_table, write_report
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_SPEEDUP = 2.8

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.loop.buffer import BufferState, GroupBuffer
 from engine.spec.rollout_group import GroupPlan
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 
 Rollout = Sequence[float]
 """Seconds that the tools of its turns took, 0 for a turn without a call."""

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 Method = Literal["suspend", "resume", "vacate", "occupy", "move_waiting"]
 

@@ -11,7 +11,7 @@ from engine.models.weights import WeightSource
 from engine.spec.backends import GENERATORS
 from engine.spec.generation import TextGenerator
 from engine.spec.model import Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.spec.usage import ServerReading
 
 if TYPE_CHECKING:

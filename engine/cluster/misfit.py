@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from engine.cluster.placement import GIB, PARTS, Amount, Bundle, Group, Plan, plan_for
 from engine.failures import NO_GPU, too_few_gpus
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.spec.sglang import SglangServers
 
 AMOUNTS: tuple[Amount, ...] = get_args(Amount)

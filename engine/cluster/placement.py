@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 GIB = 2**30
 SHARE = 0.5

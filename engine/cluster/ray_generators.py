@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from engine.cluster.generator_group import Method, generator_names
 from engine.reporting.event_writer import Level
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 Line = tuple[Any, str]
 """A rollout worker's way to a generator: the actor, and the worker's name there."""

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from engine.cluster.misfit import misfit
 from engine.cluster.placement import Bundle, Group, GroupName, plan_for
 from engine.failures import RunFailed
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 LOOK_EVERY_S = 1.0
 

@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Trajectory
 
 GroupStatus = Literal["waiting", "running", "ready", "taken"]

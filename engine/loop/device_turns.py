@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from engine.cluster.multiplexing import Demand, Multiplexer, Multiplexing
 from engine.cluster.workers import WorkerGroup
 from engine.loop.lane_spans import SpanLog
-from engine.spec.run import Resources, Schedule
+from engine.spec.resources import Resources
+from engine.spec.schedule import Schedule
 
 METRICS = {
     "multiplexing/moves",

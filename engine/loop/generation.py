@@ -29,8 +29,9 @@ from engine.loop.quarantine import Quarantine
 from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.recipe import Recipe
+from engine.spec.resources import Resources
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import Resources, Schedule
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Trajectory
 
 OCCUPANCY: tuple[GroupStatus, ...] = ("waiting", "running", "ready")

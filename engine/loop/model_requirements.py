@@ -25,7 +25,8 @@ from engine.spec.estimator import CriticEstimator
 from engine.spec.model import BuiltinModel, Lora, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
-from engine.spec.run import Resources, RunSpec
+from engine.spec.resources import Resources
+from engine.spec.run import RunSpec
 from engine.training.backends.megatron.layout import layout_problems
 from engine.training.backends.megatron.memory import memory_of_rank
 

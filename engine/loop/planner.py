@@ -20,7 +20,8 @@ from engine.rollout.requests import EpisodeRequest, group_requests
 from engine.rollout.worker import Collected
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import RunSpec, Schedule
+from engine.spec.run import RunSpec
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Trajectory
 
 NOBODY: Mapping[int, Trajectory] = MappingProxyType({})

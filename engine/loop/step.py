@@ -43,7 +43,7 @@ from engine.spec.mixture import RunEnvironment, sandboxes_of
 from engine.spec.model import Model
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import CreditColumns, UpdateRequest, with_columns, with_old_logprobs
 

@@ -10,7 +10,8 @@ from engine.spec.generation import NO_TRUNCATION, Truncation
 from engine.spec.message import AssistantMessage
 from engine.spec.players import Player, turns_of_script
 from engine.spec.rollout_group import GroupPlan, Prefill
-from engine.spec.run import Evaluation, Schedule
+from engine.spec.run import Evaluation
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Purpose, Split
 
 PURPOSE_OF: Mapping[Player, Purpose] = {"oracle": "eval-oracle", "nop": "eval-nop", "script": "eval-script"}

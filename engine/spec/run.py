@@ -5,26 +5,24 @@ generated from them.  Combinations that cannot work are refused here, with the r
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, SHARING_GENERATORS, TRAINERS
 from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
-from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
+from engine.spec.generation import Truncation
 from engine.spec.impossible import Combination, impossible, within
 from engine.spec.judge_requirements import refusals_of_judge
-from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
 from engine.spec.model import BuiltinModel, Model
 from engine.spec.model_files import CatalogVersion
-from engine.spec.placement import Placement
 from engine.spec.players import LONGEST_SCRIPT, Player, turns_of_script
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment, refusals_beside
-from engine.spec.sglang import JudgeServers, Sglang
+from engine.spec.resources import Resources
+from engine.spec.schedule import Schedule
 from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
@@ -33,8 +31,6 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"
 
 COLDEST = 0.01
 """The lowest temperature at which log-probs are taken: logits that differ by 1 are 100 nats apart there."""
-MOST_RANKS = 256
-"""As many as one machine can have."""
 
 
 class Dataset(Strict):
@@ -66,276 +62,6 @@ class Dataset(Strict):
         """The field that names rows of the team's own, and its value; None where tasks are made from their numbers."""
         named = [(name, value) for name in ("catalog", "folder") if (value := getattr(self, name)) is not None]
         return named[0] if named else None
-
-
-class Resources(Combination):
-    """What the run may use."""
-
-    trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
-    trainer_ranks: int = Field(default=1, ge=1, le=MOST_RANKS)
-    """Processes over which the trainer's weights, gradients and optimiser are divided, all on one machine; with
-    ``device = "cuda"`` each has a GPU.  ``torch`` shards them evenly (FSDP2), ``megatron`` as the table ``megatron``
-    says.  More of them take less memory each; the loss is that of one.  A run may be resumed with another number."""
-    megatron: Megatron = Megatron()
-    """How the ranks of the trainer ``megatron`` share the network."""
-    generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
-    generators: int = Field(default=1, ge=1, le=256)
-    """Generators of ``torch``, each a process on Ray or a thread in one process, with ``kv_slots`` of its own.  As many
-    as there are ``trainer_ranks`` share their devices with those; the others have theirs alone, and go on sampling
-    while ``schedule.multiplexing`` gives the shared ones to a step.  A run may be resumed with another number."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = Field(default=2, ge=1, le=1024)
-    """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
-    repeatable."""
-    threads_share: Literal["operations", "micro-batches"] = "operations"
-    """With ``trainer = "torch"``: what its threads share.  ``operations``: the work of each one, which large networks
-    are worth.  ``micro-batches``: each thread computes its own, of a ``threads``-th of the tokens, which small networks
-    gain by; gradients are the same up to rounding, and repeat exactly."""
-    share_prefixes: bool = False
-    """Whether the trainer reads a prompt that several rollouts of a micro-batch begin with once, and not once for each.
-    Log-probs and gradients are the same up to rounding; long prompts with short rollouts gain most."""
-    rollout_workers: int = Field(default=1, ge=1, le=256)
-    kv_slots: int = Field(default=64, ge=1, le=4096)
-    """Episodes that each generator keeps in its KV cache at once."""
-    decoders: int = Field(default=1, ge=1, le=64)
-    """Processes in which ``generator = "torch"`` samples on the CPU: each has an equal share of ``kv_slots`` and of
-    ``threads``, and all of the weights.  1: the generator's own process.  Two on two processors sample a small model
-    about twice as fast.  Tokens do not depend on which of them a rollout is in; one that dies is started again."""
-    batch_delay_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """With ``generator = "torch"``: how long a pass that would sample for less than a quarter of the slots waits for
-    more, where other rollouts are with their tools.  Fuller passes leave processors to others; each token of such a
-    rollout takes up to so much longer.  Tokens are the same."""
-    sandboxes: int = Field(default=64, ge=1, le=4096)
-    """Sandboxes per rollout worker."""
-    placement: Placement = Placement()
-    sglang: Sglang = Sglang()
-    """The settings of ``generator = "sglang"`` alone."""
-    judge: JudgeServers | None = None
-    """Servers of a language model that judges; absent: none are started."""
-
-    def refusals(self) -> Iterator[PydanticCustomError]:
-        """Yield what the trainer and the generator that are named cannot have."""
-        yield from within("sglang", self.sglang.refusals())
-        yield from self._trainer_can_have_ranks()
-        yield from self._generator_can_be_one_of_several()
-        yield from self._servers_are_asked()
-        yield from self._trainer_can_share_prefixes()
-        yield from self._trainer_can_share_microbatches()
-        yield from self._generator_can_have_decoders()
-        yield from self._generator_can_delay_passes()
-        yield from self._layout_fits_the_ranks()
-
-    def _trainer_can_have_ranks(self) -> Iterator[PydanticCustomError]:
-        if self.trainer_ranks > 1 and self.trainer not in SHARDED_TRAINERS:
-            yield impossible(
-                "trainer_ranks",
-                self.trainer_ranks,
-                f"the trainer {self.trainer} is one process",
-                f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
-            )
-
-    def _generator_can_be_one_of_several(self) -> Iterator[PydanticCustomError]:
-        if self.generators > 1 and self.generator not in SHARING_GENERATORS:
-            sglang = "; resources.sglang.servers says how many servers it has" if self.generator == "sglang" else ""
-            problem = f"sessions of {self.generator} cannot move from one generator to another{sglang}"
-            yield impossible("generators", self.generators, problem, "use 1")
-
-    def _servers_are_asked(self) -> Iterator[PydanticCustomError]:
-        if self.generator != "sglang" and self.sglang != Sglang():
-            remedy = 'remove the table, or set resources.generator = "sglang"'
-            yield impossible("sglang", "set", f"the generator {self.generator} asks no servers", remedy)
-
-    def _trainer_can_share_prefixes(self) -> Iterator[PydanticCustomError]:
-        if self.share_prefixes and self.trainer == "megatron":
-            problem = "the trainer megatron computes every row by itself"
-            yield impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
-
-    def _trainer_can_share_microbatches(self) -> Iterator[PydanticCustomError]:
-        if self.threads_share == "operations":
-            return
-        if self.trainer != "torch" or self.trainer_ranks > 1:
-            problem = "threads share the micro-batches of the trainer torch on one rank alone"
-            remedy = 'use "operations", or resources.trainer = "torch" and one rank'
-            yield impossible("threads_share", self.threads_share, problem, remedy)
-        elif self.device != "cpu":
-            problem = "a GPU computes one micro-batch at a time"
-            yield impossible("threads_share", self.threads_share, problem, 'use "operations", or device = "cpu"')
-
-    def _generator_can_have_decoders(self) -> Iterator[PydanticCustomError]:
-        if self.decoders == 1:
-            return
-        if self.generator != "torch":
-            problem = f"the generator {self.generator} has processes of its own"
-            yield impossible("decoders", self.decoders, problem, 'use 1, or resources.generator = "torch"')
-        elif self.device != "cpu":
-            problem = "decoders share out processors, and one samples alone on its GPU"
-            yield impossible("decoders", self.decoders, problem, 'use 1, or resources.device = "cpu"')
-        elif self.generators > 1:
-            problem = f"each of {self.generators} generators (resources.generators) samples in a process of its own"
-            yield impossible("decoders", self.decoders, problem, "use 1, or one generator")
-        elif self.decoders > self.kv_slots:
-            problem = f"each takes one of the {self.kv_slots} slots at least (resources.kv_slots)"
-            yield impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
-
-    def _generator_can_delay_passes(self) -> Iterator[PydanticCustomError]:
-        if self.batch_delay_ms and self.generator != "torch":
-            problem = f"the generator {self.generator} decides by itself when a pass begins"
-            yield impossible("batch_delay_ms", self.batch_delay_ms, problem, 'use 0, or resources.generator = "torch"')
-
-    def _layout_fits_the_ranks(self) -> Iterator[PydanticCustomError]:
-        megatron, ranks = self.megatron, self.trainer_ranks
-        if self.trainer != "megatron":
-            if megatron != Megatron():
-                remedy = 'remove the table, or set resources.trainer = "megatron"'
-                yield impossible("megatron", "set", f"the trainer {self.trainer} has no such layout", remedy)
-            return
-        replica = self.replica_ranks
-        if replica > MOST_RANKS:
-            problem = "one replica (tensor x pipeline x context) takes more ranks than a run can have"
-            remedy = f"make megatron.tensor, pipeline or context smaller, to a product of at most {MOST_RANKS}"
-            yield impossible("megatron", "set", problem, remedy)
-            return
-        if ranks % replica:
-            problem = f"one replica takes {replica} ranks (tensor x pipeline x context)"
-            yield impossible("trainer_ranks", ranks, problem, f"use a multiple of {replica}")
-            return
-        if (ranks // megatron.pipeline) % megatron.expert:
-            problem = f"the {ranks // megatron.pipeline} ranks of a pipeline stage do not divide by it"
-            yield impossible("megatron.expert", megatron.expert, problem, "use a divisor of them")
-        if megatron.sequence_parallel and megatron.tensor == 1:
-            problem = "positions are divided over the tensor ranks, and there is one"
-            yield impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
-
-    def sends_adapter_of(self, model: Model) -> bool:
-        """Return whether the generator gets the adapter of LoRA apart, and never the weights that it adapts."""
-        is_adapted = getattr(model, "lora", None) is not None
-        return is_adapted and self.generator == "sglang" and self.sglang.lora == "adapter"
-
-    @property
-    def replica_ranks(self) -> int:
-        """Return how many of the trainer's ranks hold one replica of the network, which computes a share of a batch."""
-        megatron = self.megatron
-        return megatron.tensor * megatron.pipeline * megatron.context if self.trainer == "megatron" else 1
-
-    @property
-    def shared_generators(self) -> int:
-        """Return how many generators share their devices with the trainer's ranks, the first ones."""
-        return min(self.generators, self.trainer_ranks)
-
-    @property
-    def has_leader(self) -> bool:
-        """Return whether the trainer is led: several ranks, or a backend whose only rank has a leader too."""
-        return self.trainer_ranks > 1 or self.trainer in ALWAYS_LED
-
-
-class Schedule(Combination):
-    steps: int = Field(default=40, ge=1, le=MOST_STEPS)
-    """RL steps, each one batch of rollouts and one or more updates."""
-    prompts_per_step: int = Field(default=32, ge=1, le=MOST_THINGS)
-    group_size: int = Field(default=8, ge=1, le=MOST_THINGS)
-    """Rollouts per prompt."""
-    minibatch_trajectories: int = Field(default=256, ge=1, le=MOST_THINGS)
-    """Trajectories per optimiser update; must divide prompts_per_step x group_size."""
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    """At which training samples; evaluation has its own."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Training samples from the smallest set of likeliest tokens whose probability reaches this; 1: from all."""
-    top_k: int = Field(default=0, ge=0, le=MOST_THINGS)
-    """Training samples from so many of the likeliest tokens; 0: from all.  Taken before ``top_p``."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    """Training samples from tokens at least so many times as likely as the likeliest; 0: from all.  Taken last."""
-    logprobs_at: Literal["one", "sampling", "truncated"] = "one"
-    """The temperature of log-probs, and so of ratios, KL, entropy and the policy that is trained.  ``one``: 1, whatever
-    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; supervised stages stay at 1.
-    ``truncated``: the same, and over what ``top_k``, ``top_p`` and ``min_p`` keep, as it is sampled."""
-    async_ratio: int = Field(default=0, ge=0, le=16)
-    """How many versions old a rollout may be when it is trained on, counted from its first token.  0: generation and
-    training take turns, and a run with ``threads = 1`` repeats exactly.  Above: they overlap (docs/staleness.md)."""
-    weight_exchange: Literal["in-flight", "episode-borders"] = "in-flight"
-    """When the generator takes new weights, above ``async_ratio`` 0.  ``in-flight``: at once, between two tokens; what
-    is being played goes on with them.  ``episode-borders``: no episode begins until those that are being played have
-    ended, so that each trajectory has one version."""
-    redundant_members: int = Field(default=0, ge=0, le=1024)
-    """Rollouts of a prompt that are started beyond ``group_size``; the first that come back are kept, the rest are
-    ended.  Slow ones cost no time then, and short ones are favoured."""
-    redundant_groups: int = Field(default=0, ge=0, le=MOST_THINGS)
-    """Prompts that are in play beyond those of ``async_ratio + 1`` batches.  Each step may give up as many that are
-    too slow; their prompts are played again once, and then waited for."""
-    overdue: Literal["wait", "discard"] = "wait"
-    """What is done with a group that would be older than ``async_ratio`` at the next step.  ``wait``: the step waits
-    for it.  ``discard``: it is ended and its prompt is played again, once; then it is waited for."""
-    multiplexing: bool = False
-    """Above ``async_ratio`` 0, where generator and trainer share their devices: whether one of them at a time has them.
-    While a batch is trained on the generator samples nothing; of several (``resources.generators``) those that share
-    nothing go on, with what the others had begun.  Tools, judges and sandboxes go on.  Else all work at once, each
-    slower."""
-    multiplexing_hold_s: float = Field(default=1.0, ge=0, le=3600)
-    """With ``multiplexing``: the devices change sides at most once in so many seconds."""
-    checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
-    """Steps between checkpoints.  The last step always makes one."""
-    keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
-    stall_timeout_s: float = Field(default=300.0, gt=0, le=30 * 86400)
-    """A phase that lasts longer is a stall: the attempt is ended and the reason names the phase."""
-    max_attempts: int = Field(default=10, ge=1, le=1000)
-    """How often the run is started at most, the first time included."""
-
-    def refusals(self) -> Iterator[PydanticCustomError]:
-        """Yield what of a schedule contradicts another field of it."""
-        yield from self._redundancy_leaves_a_batch()
-        yield from self._multiplexing_has_something_to_lay_into()
-
-    def _redundancy_leaves_a_batch(self) -> Iterator[PydanticCustomError]:
-        if self.redundant_groups > self.prompts_per_step:
-            yield impossible(
-                "redundant_groups",
-                self.redundant_groups,
-                f"a step that gives up more groups than the {self.prompts_per_step} it trains on could not train on "
-                "them all once they have to be waited for",
-                f"use at most {self.prompts_per_step}",
-            )
-
-    def _multiplexing_has_something_to_lay_into(self) -> Iterator[PydanticCustomError]:
-        if self.multiplexing and not self.async_ratio:
-            problem = "at schedule.async_ratio = 0 generation and training take turns anyway, step by step"
-            yield impossible("multiplexing", True, problem, "use false, or an async_ratio of at least 1")
-        if self.multiplexing and self.weight_exchange == "episode-borders":
-            problem = (
-                'with schedule.weight_exchange = "episode-borders" new weights wait for episodes that could not go on'
-            )
-            yield impossible("multiplexing", True, problem, 'use weight_exchange = "in-flight", or false')
-        if self.multiplexing and self.multiplexing_hold_s >= self.stall_timeout_s:
-            problem = f"a step that waits so long for devices is a stall (stall_timeout_s = {self.stall_timeout_s:g})"
-            yield impossible("multiplexing_hold_s", self.multiplexing_hold_s, problem, "use less")
-
-    @property
-    def overlaps(self) -> bool:
-        """Return whether groups are played one by one, beside the training; else a step plays its own, all together."""
-        return bool(self.async_ratio or self.redundant_members or self.redundant_groups)
-
-    @property
-    def slots(self) -> int:
-        """Groups that may be in play, ready or in training at once."""
-        return (self.async_ratio + 1) * self.prompts_per_step + self.redundant_groups
-
-    @property
-    def logprob_temperature(self) -> float:
-        """By which logits are divided before a log-prob is taken of what training samples."""
-        return 1.0 if self.logprobs_at == "one" else self.temperature
-
-    @property
-    def truncation(self) -> Truncation:
-        """The truncation of what training samples from."""
-        return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
-
-    @property
-    def logprobs_truncated(self) -> bool:
-        """Return whether log-probs are those of what ``truncation`` keeps."""
-        return self.logprobs_at == "truncated"
-
-    @property
-    def logprob_distribution(self) -> Distribution:
-        """The distribution whose log-probs are taken of what training samples."""
-        return Distribution(self.logprob_temperature, self.truncation if self.logprobs_truncated else NO_TRUNCATION)
 
 
 class Evaluation(Strict):

@@ -20,7 +20,7 @@ from engine.algorithms.schedules import linear_warmup
 from engine.spec import files_of_0_2
 from engine.spec.mixture import RunEnvironment, parts_of
 from engine.spec.recipe import Recipe
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 from engine.training.backends.interface import TrainerBackend
 from engine.training.batch import Sample
 from engine.training.loss_terms.composition import RecipeLosses, Update

@@ -22,7 +22,8 @@ from benchmarks.async_ratio import (
 from benchmarks.async_simulation import simulate, union_seconds
 from benchmarks.slow_tools import LONGEST_S, SHORTEST_S, SlowSession, SlowTools, pareto_seconds
 from engine.spec.message import AssistantMessage
-from engine.spec.run import RunSpec, Schedule
+from engine.spec.run import RunSpec
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Task
 
 

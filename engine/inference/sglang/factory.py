@@ -22,7 +22,7 @@ from engine.models.folder import opened_folder
 from engine.models.memory import adapted_modules
 from engine.models.origin import ModelOrigin, model_origin
 from engine.spec.model import Model, PretrainedModel
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.spec.sglang import Sglang
 
 PYTHON = "PALESTRA_SGLANG_PYTHON"

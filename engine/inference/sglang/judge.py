@@ -26,7 +26,7 @@ from engine.inference.sglang.servers import Fleet, Server, Timings, reading_of
 from engine.judge_endpoint import NOT_THAT_DOCUMENT, ChatAnswer
 from engine.models.origin import folder_of
 from engine.spec.judge import OF_THE_RUN
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.spec.sglang import JudgeServers
 from engine.spec.usage import ServerReading
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from engine.spec.model import Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 Method = Literal["generate", "stream", "rewind", "release", "suspend", "resume", "load_weights", "abort_all"]
 STARTED = 0

@@ -22,7 +22,7 @@ from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.model import BuiltinModel, Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 
 def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator | DividedGenerator:

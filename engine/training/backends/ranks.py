@@ -35,7 +35,7 @@ import torch
 from engine.failures import NonFiniteGradient, RankLost
 from engine.spec.backends import RANKS
 from engine.spec.model import Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training.microbatch import Batch
 
 if TYPE_CHECKING:

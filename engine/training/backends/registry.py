@@ -2,7 +2,7 @@
 
 from engine.spec.backends import SHARDED_TRAINERS, TRAINERS
 from engine.spec.model import Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training.backends.interface import TrainerBackend
 from engine.training.backends.ranks import Leader, found
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training.microbatch import MicroBatch
 
 __all__ = ["Threads"]

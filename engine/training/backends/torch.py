@@ -31,7 +31,7 @@ from engine.models.weights import LoraAdapter
 from engine.seeds import derived_seed
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.model import Model
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training import microbatch
 from engine.training.adamw import AdamW
 from engine.training.backends.interface import BatchLoss

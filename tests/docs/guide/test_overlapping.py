@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 
 from engine.loop.generation import METRICS
-from engine.spec.run import RunSpec, Schedule
+from engine.spec.run import RunSpec
+from engine.spec.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/guide/overlapping.md").read_text()

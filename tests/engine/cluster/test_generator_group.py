@@ -3,7 +3,7 @@
 import pytest
 
 from engine.cluster.generator_group import GeneratorGroup, Method, generator_names
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 
 class Calls:

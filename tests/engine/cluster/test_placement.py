@@ -15,7 +15,8 @@ from engine.cluster.placement import GIB, Bundle, Plan, Seat, plan_for
 from engine.failures import NO_GPU
 from engine.launch.preflight import BadSpec, differing_fields
 from engine.launch.train import train
-from engine.spec.run import Resources, RunSpec
+from engine.spec.resources import Resources
+from engine.spec.run import RunSpec
 
 
 def plan(placement: dict[str, Any] | None = None, **resources: Any) -> Plan:

@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.exceptions import ActorUnavailableError, RayActorError
 from engine.cluster.ray_placement import RayPlacement
 from engine.failures import RunFailed
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 STORE = {"object_store_memory": 80 * 2**20}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.cluster.misfit import misfit
 from engine.cluster.placement import GIB, Bundle, Plan, plan_for
 from engine.failures import NO_GPU
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 APART = {"generator": "apart"}
 JUDGE = {"path": "a-judge"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.loop.buffer import Batch, BufferState, GroupBuffer, ReadyGroup, StalenessExceeded, check_staleness
 from engine.spec.rollout_group import GroupPlan
-from engine.spec.run import Schedule
+from engine.spec.schedule import Schedule
 from engine.spec.trajectory import Trajectory
 from tests.engine.conftest import rollout
 

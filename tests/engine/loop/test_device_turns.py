@@ -11,7 +11,9 @@ from engine.cluster.workers import WorkerGroup
 from engine.loop.device_turns import METRICS, DeviceTurns, Groups, multiplexing_of
 from engine.loop.lane_spans import SpanLog
 from engine.spec.placement import Placement
-from engine.spec.run import Resources, RunSpec, Schedule
+from engine.spec.resources import Resources
+from engine.spec.run import RunSpec
+from engine.spec.schedule import Schedule
 from tests.engine.loop.test_asynchronous_runs import EACH_ONCE, RATIO, rollouts, steps_of, toml, trained, training_of
 from tests.engine.trainings import Training
 

@@ -29,7 +29,8 @@ from engine.loop.requirements import lacking
 from engine.rollout.requests import difficulty_requests
 from engine.spec.difficulty import TaskDifficulty, task_sha256
 from engine.spec.problems import Problem, problems_in
-from engine.spec.run import RunSpec, Schedule
+from engine.spec.run import RunSpec
+from engine.spec.schedule import Schedule
 from engine.spec.selection import Difficulty
 from engine.spec.trajectory import Trajectory
 from tests.engine.groups import requests_of

@@ -16,7 +16,8 @@ from engine.models.memory import TrainerMemory
 from engine.spec.model import Model
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
-from engine.spec.run import Resources, RunSpec
+from engine.spec.resources import Resources
+from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of
 
 

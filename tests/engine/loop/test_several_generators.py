@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from engine.loop.device_turns import METRICS
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from tests.engine.dying_in_a_move import dying_in_a_move
 from tests.engine.loop.test_asynchronous_runs import (
     EACH_ONCE,

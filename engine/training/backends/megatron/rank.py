@@ -28,7 +28,7 @@ from engine.models.folder import copy_texts, opened_folder, write_config
 from engine.models.origin import model_origin
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.model import Model, PretrainedModel
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training.backends.interface import BatchLoss
 from engine.training.backends.megatron import checkpoint
 from engine.training.backends.megatron.cpu import on_cpu

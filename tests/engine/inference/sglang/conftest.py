@@ -15,7 +15,7 @@ from engine.models.folder_weights import FolderWeights
 from engine.models.weights import StateDict
 from engine.spec.generation import GenerateRequest
 from engine.spec.model import PretrainedModel
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 
 CONTEXT = 256
 FLAGS = ["max-total-tokens=8192"]

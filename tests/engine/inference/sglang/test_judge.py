@@ -18,7 +18,7 @@ from engine.judge_endpoint import JudgeTimeout
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.dataset_row import DatasetRow
 from engine.spec.judge import OF_THE_RUN, LlmJudge
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.spec.verifier import Rubric
 from tests.engine.conftest import rollout
 from tests.engine.inference.sglang.judging_model import make_judging_model

@@ -12,7 +12,7 @@ from engine.inference.torch.divided import DividedGenerator
 from engine.inference.torch.factory import builtin_generator, torch_generator
 from engine.inference.torch.generator import TorchGenerator
 from engine.spec.generation import Generated
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from tests.engine.inference.torch.cast import SPEC, turn, until
 
 FOR_EVER_S = 3600.0

@@ -20,7 +20,7 @@ from engine.models.architecture import Architecture
 from engine.models.weights import StateDict
 from engine.spec.generation import Generated, UnknownSession
 from engine.spec.model import PretrainedModel
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from tests.engine.inference.torch.cast import SPEC, VOCABULARY, turn, until, weights
 
 SLOTS = 4

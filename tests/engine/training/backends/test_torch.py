@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from engine.cluster.members import trainer_for
-from engine.spec.run import Resources
+from engine.spec.resources import Resources
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.threads import dealt_out
 from engine.training.backends.torch import TorchBackend
