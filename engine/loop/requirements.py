@@ -7,6 +7,7 @@ from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.generator_requirements import lacking_for_judge, lacking_in_generator
 from engine.loop.judge_phase import attribution_in
 from engine.loop.model_requirements import lacking_in_model
+from engine.loop.rank_requirements import lacking_for_ranks
 from engine.loop.task_filter import lacking_in_difficulty
 from engine.loop.teacher import lacking_in_teacher
 from engine.spec.judge import LlmJudge
@@ -20,7 +21,7 @@ def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Prob
     in_model = lacking_in_model(spec)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
     measured = [] if in_model else lacking_in_environment(spec)
-    needed = [*in_model, *lacking_in_generator(spec), *measured]
+    needed = [*in_model, *lacking_for_ranks(spec.resources), *lacking_in_generator(spec), *measured]
     judge = [*_judge_key(spec.recipe, environ), *lacking_for_judge(spec)]
     return [*judge, *(needed or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
 
