@@ -28,34 +28,39 @@ STEP = "perf/step_seconds"
 
 
 class Log:
-    """The events of the run that this process is, with the processor time that had passed when each was written."""
+    """The events of the run that this process is, and the processor time that had passed when each step ended."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[dict[str, Any], float]] = []
+        self.events: list[dict[str, Any]] = []
+        self.taken_s: dict[int, float] = {}
+        """The processor time that had passed when a step ended."""
 
     def listen(self) -> None:
         append = Spool.append
 
         def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
-            taken_s = processor_seconds()
-            self.events += [(json.loads(line), taken_s) for line in lines]
+            written = [json.loads(line) for line in lines]
+            self.events += written
+            for event in written:
+                if STEP in event.get("values", {}):  # then alone: it looks at hundreds of processes
+                    self.taken_s[event["step"]] = processor_seconds()
             return append(spool, lines, first_seq=first_seq)
 
         Spool.append = appended  # type: ignore[assignment,method-assign]
 
-    def steps(self, warmup_steps: int) -> list[Step]:
-        """From the end of one step to the end of the next; the first is left out at least.
+    def steps(self, warmup_steps: int, last: int) -> list[Step]:
+        """From the end of one step to the end of the next, up to step ``last``; the first is left out at least.
 
         ``rollout`` is what the trainer waited for groups.
         """
-        ends = {event["step"]: (event, cpu) for event, cpu in self.events if STEP in event.get("values", {})}
-        return [self._step(number, ends) for number in sorted(ends)[max(warmup_steps, 1) :]]
+        ends = {event["step"]: event for event in self.events if STEP in event.get("values", {})}
+        return [self._step(number, ends) for number in range(max(warmup_steps, 1) + 1, last + 1)]
 
-    def _step(self, number: int, ends: dict[int, tuple[dict[str, Any], float]]) -> Step:
-        (before, cpu_before), (end, cpu) = ends[number - 1], ends[number]
+    def _step(self, number: int, ends: dict[int, dict[str, Any]]) -> Step:
+        before, end = ends[number - 1], ends[number]
         trained = [
             event["trajectory"]
-            for event, _ in self.events
+            for event in self.events
             if event["kind"] == "trajectory" and event["trajectory"].get("trained_at_step") == number
         ]
         turns = [turn for rollout in trained for segment in rollout["segments"] for turn in segment["turns"]]
@@ -66,7 +71,7 @@ class Log:
             rollout=waited_s,
             score=seconds - waited_s - update_s,
             update=update_s,
-            cpu=cpu - cpu_before,
+            cpu=self.taken_s[number] - self.taken_s[number - 1],
             trajectories=len(trained),
             turns=len(turns),
             sampled_tokens=sum(len(turn["token_ids"]) for turn in turns),
@@ -75,6 +80,10 @@ class Log:
 
 def main(workload_file: str, run_file: str) -> None:
     workload = Workload.read(Path(workload_file))
+    spec = workload.run_spec()
+    # Beside the last steps less is generated, for nothing follows: they are played, and not timed.
+    timed, ahead = spec.schedule.steps, spec.schedule.async_ratio
+    spec = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"steps": timed + ahead})})
 
     def taught(*arguments: Any) -> Learner:
         learner = learner_for(*arguments)
@@ -86,7 +95,7 @@ def main(workload_file: str, run_file: str) -> None:
     log.listen()
     with TemporaryDirectory(prefix="palestra-bench-") as folder:
         code = carry_out(
-            workload.run_spec(),
+            spec,
             file=Path(workload_file),
             folder=Path(folder, "run"),
             resume=False,
@@ -97,7 +106,7 @@ def main(workload_file: str, run_file: str) -> None:
     if code:
         sys.exit(code)
     versions = {name: version(name) for name in ("torch", "numpy")}
-    Run("palestra", log.steps(workload.warmup_steps), versions, torch.get_num_threads()).write(Path(run_file))
+    Run("palestra", log.steps(workload.warmup_steps, timed), versions, torch.get_num_threads()).write(Path(run_file))
 
 
 if __name__ == "__main__":
