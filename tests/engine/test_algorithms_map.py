@@ -7,6 +7,8 @@ import pytest
 
 from engine.spec.knobs import knobs_of
 from engine.spec.presets import preset, preset_names
+from engine.spec.resources import Resources
+from engine.spec.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "algorithms.md").read_text()
@@ -41,18 +43,26 @@ def test_a_test_stands_in_the_file_that_is_named(file: str, name: str) -> None:
     assert any(re.search(rf"def {name}\(", path.read_text()) for path in (ROOT / "tests" / "engine").rglob(file))
 
 
+TABLES = {"resources": Resources, "schedule": Schedule}
+"""Tables of a spec: what the map names of them are fields, and the modules of the same names have none."""
 MODULES = {path.stem for path in SOURCES}
 FUNCTIONS = sorted(
     (module, name)
     for module, name in set(re.findall(r"`([a-z_]+)\.((?:_?[A-Z]\w+\.)?\w+)(?:\(|`)", MAP))
-    if module in MODULES and name != "py" and f"{module}.{name}" not in KNOBS and module != "recipe"
+    if module in MODULES and name != "py" and f"{module}.{name}" not in KNOBS and module not in ("recipe", *TABLES)
 )
+FIELDS = sorted(set(re.findall(rf"`({'|'.join(TABLES)})\.(\w+)`", MAP)))
 
 
 @pytest.mark.parametrize(("module", "name"), FUNCTIONS)
 def test_a_function_that_is_named_exists(module: str, name: str) -> None:
     files = [path.read_text() for path in SOURCES if path.stem == module]
     assert all(any(re.search(rf"(def|class) {part}\b", text) for text in files) for part in name.split("."))
+
+
+@pytest.mark.parametrize(("table", "name"), FIELDS)
+def test_a_field_that_is_named_exists(table: str, name: str) -> None:
+    assert name in TABLES[table].model_fields
 
 
 def test_every_metric_is_listed() -> None:
