@@ -237,7 +237,7 @@ class Agent:
         for program in list(self.programs.values()):
             self.program_ended(program, -processes.SIGKILL)
         if self.interpreter:
-            self.interpreter_ended(self.interpreter, -processes.SIGKILL, reason, everybody=True)
+            self.interpreter_ended(self.interpreter, -processes.SIGKILL, reason)
 
     # -- guests -----------------------------------------------------------------------------------
 
@@ -349,16 +349,12 @@ class Agent:
             self.events.off(cell.out.fd)
             self.events.off(cell.err.fd)
 
-    def retire(self, interpreter: Interpreter, reason: str, *, everybody: bool = False) -> None:
-        """Part with the interpreter, its children included; the next cell will be told.
-
-        ``everybody``: they are dead already, and no others are alive.
-        """
+    def retire(self, interpreter: Interpreter, reason: str) -> None:
+        """Part with the interpreter, its children included; the next cell will be told."""
         self.loss_note = f"[fresh interpreter: the former one {reason}, and its variables are lost]\n"
         interpreter.retired = True
         self.interpreter = None
-        if not everybody:
-            processes.kill_all_but(set(self.programs), self.snapshots.frozen())
+        processes.kill_all_but(set(self.programs), self.snapshots.frozen())
 
     def close_interpreter(self, interpreter: Interpreter) -> None:
         self.events.close(interpreter.cells.detach(), interpreter.reports, interpreter.out.fd, interpreter.err.fd)
@@ -393,13 +389,8 @@ class Agent:
         if program.feed:
             self.events.close(program.feed.fd)
 
-    def interpreter_ended(
-        self, interpreter: Interpreter, code: int, reason: str = "", *, everybody: bool = False
-    ) -> None:
-        """Answer for the cell that was running, if any.  ``do_python`` starts the successor.
-
-        ``everybody``: nobody else is alive either.
-        """
+    def interpreter_ended(self, interpreter: Interpreter, code: int, reason: str = "") -> None:
+        """Answer for the cell that was running, if any.  ``do_python`` starts the successor."""
         if self.cell and not self.cell.decision:
             self.reported(interpreter)  # it may have reported with its last breath
         if interpreter.retired:
@@ -407,8 +398,7 @@ class Agent:
         cell = self.cell
         if not reason and interpreter.forged:
             reason = UNASKED
-        why = reason or LOSSES.get(cell.decision if cell else "", f"ended with status {code}")
-        self.retire(interpreter, why, everybody=everybody)
+        self.retire(interpreter, reason or LOSSES.get(cell.decision if cell else "", f"ended with status {code}"))
         if cell is None:
             self.close_interpreter(interpreter)
         elif cell.decision:

@@ -145,8 +145,8 @@ def kill_all_but(kept: set[int], alone: set[int]) -> None:
     Processes may fork while we look, so look again until nobody is left.  Whoever outruns that
     takes everybody with it, because ``kill(-1)`` cannot be outrun.
     """
-    if not kept and not alone:
-        kill(-1)
+    if not kept and not alone and not kill(-1):
+        return  # nobody is left to be looked for
     give_up_s = time.monotonic() + SWEEP_S
     while condemned := strangers(kept, alone):
         if time.monotonic() > give_up_s:
@@ -180,8 +180,10 @@ def end_child(pid: int) -> int:
         return -SIGKILL  # it ended before, or was none of ours
 
 
-def kill(pid: int) -> None:
+def kill(pid: int) -> bool:
+    """Return whether there was such a process; for -1, whether there was any but the agent."""
     try:
         os.kill(pid, SIGKILL)
     except ProcessLookupError:
-        return
+        return False
+    return True
