@@ -31,7 +31,8 @@ def started_ticks(pid: int) -> int | None:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1  # other threads may outlive the main one
+    return None if ended else int(fields[19])
 
 
 @cache

@@ -30,6 +30,7 @@ class Member:
     pid: int
     parent: int
     state: str
+    """Never ``Z`` as long as one of its threads is left."""
     started: int
     """It is counted in ticks since the boot; with the pid it names one process for good."""
     cpu_seconds: float
@@ -43,7 +44,34 @@ def member(pid: int) -> Member | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None  # any other error is ours, and must not make a process that runs look as if it had ended
     ticks = int(fields[11]) + int(fields[12])
-    return Member(pid, int(fields[1]), fields[0].decode(), int(fields[19]), ticks / TICKS_PER_S)
+    state, threads = fields[0].decode(), int(fields[17])
+    if state == "Z" and threads > 1:
+        state = _state_of_others(pid)
+    return Member(pid, int(fields[1]), state, int(fields[19]), ticks / TICKS_PER_S)
+
+
+def _state_of_others(pid: int) -> str:
+    """The state of a process whose main thread has ended, which looks like a zombie: that of a thread that is left, and
+    moves if one does."""
+    states = {
+        state for thread in _threads(pid) if (state := _state(f"/proc/{pid}/task/{thread}/stat")) not in (None, "Z")
+    }
+    return next(iter(states - {"T", "t"} or states), "Z")
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _state(file: str) -> str | None:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def family(init: int) -> list[Member]:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.sandboxes.asking import shell
+from tests.sandboxes.asking import python, shell
 
 
 async def test_a_program_gets_its_arguments_input_and_environment(sandbox):
@@ -98,6 +98,30 @@ async def test_what_cannot_be_started_is_an_error_of_the_program(sandbox, argv, 
 async def test_a_program_without_a_name_is_the_callers_mistake(sandbox):
     with pytest.raises(ValueError, match="program"):
         await sandbox.exec([])
+
+
+EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+HEADLESS = f"""
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+ctypes.CDLL(None).syscall({EXIT}, 0)
+"""
+"""Its main thread ends, by which the kernel shows all of it as a zombie; another thread of it lives on."""
+
+
+async def test_a_program_whose_main_thread_has_ended_ends_at_its_time(sandbox):
+    result = await sandbox.exec(["/usr/bin/python3", "-S", "-c", HEADLESS], timeout_s=1)
+    assert (result.outcome, result.exit_code) == ("timeout", None)
+    assert (await python(sandbox, "print(1)")).stdout == "1\n"
+
+
+async def test_a_time_out_ends_an_orphan_whose_main_thread_has_ended(sandbox):
+    argv = ["/usr/bin/python3", "-S", "-c", HEADLESS]
+    left = f"import subprocess; subprocess.Popen({argv}, start_new_session=True)"
+    assert (await sandbox.exec([*argv[:3], left])).outcome == "ok"
+    assert (await shell(sandbox, "sleep 60", timeout_s=0.5)).outcome == "timeout"
+    seen = await python(sandbox, "import os; print(len([name for name in os.listdir('/proc') if name.isdigit()]))")
+    assert seen.stdout == "2\n"
 
 
 @pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -math.inf, -1, 0, 1e300, 10**400])

@@ -281,9 +281,10 @@ def others() -> list[str]:
 def is_alive(process: str) -> bool:
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in b"ZX"
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return False
+    return fields[0] not in b"ZX" or int(fields[17]) > 1  # a thread may outlive the main one
 
 
 def reap() -> None:

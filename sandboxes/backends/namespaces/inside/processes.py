@@ -117,7 +117,8 @@ def parents() -> dict[int, int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue  # it ended between the two calls
-        if fields[0] not in b"ZX":
+        # One whose main thread has ended looks like a zombie, and lives on as long as another of its threads does.
+        if fields[0] not in b"ZX" or int(fields[17]) > 1:
             found[int(name)] = int(fields[1])
     return found
 

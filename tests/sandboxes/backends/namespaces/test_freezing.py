@@ -107,6 +107,28 @@ async def test_no_fork_escapes(sandbox, program):
     await asyncio.gather(*running, return_exceptions=True)
 
 
+HEADLESS = """
+import ctypes, os, threading
+def write():
+    while True: os.pwrite(file, os.urandom(8), 0)
+file = os.open("/work/begun", os.O_CREAT | os.O_WRONLY)
+threading.Thread(target=write).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+async def test_a_process_whose_main_thread_has_ended_is_stopped(sandbox):
+    """The kernel shows all of it as a zombie, and its other thread runs."""
+    running = asyncio.create_task(sandbox.exec(["/usr/bin/python3", "-S", "-c", HEADLESS], timeout_s=60))
+    await begun(sandbox)
+    await asyncio.sleep(0.3)
+    await sandbox.freeze("it writes")
+    file = Path(f"/proc/{sandbox._process.init_pid}/root/work/begun")
+    seen = {file.read_bytes() for _ in range(5) if await asyncio.sleep(0.05, True)}
+    assert len(seen) == 1
+    await asyncio.gather(running, return_exceptions=True)
+
+
 TIMER_CREATE = {"x86_64": 222, "aarch64": 107}[os.uname().machine]
 CONTINUED = f"""
 import ctypes, fcntl, os, signal, struct
