@@ -50,7 +50,8 @@ class RoutedSandboxes:
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
         """Idempotency keys: (token, key) to (fingerprint of the body, sandbox)."""
         self._tasks: dict[RoutedSandbox, asyncio.Task[None]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[tuple[Host, str], asyncio.Task[None]] = {}
+        """Strays that are being closed: where, and by which id."""
 
     async def start(self) -> None:
         await self.fleet.start()
@@ -58,7 +59,7 @@ class RoutedSandboxes:
     # -- one sandbox -----------------------------------------------------------------------------------
 
     async def create(self, token: Token, wanted: CreateSandbox | Make, key: str | None) -> RoutedSandbox:
-        """A sandbox that is queued at least; the same one again for the same key.
+        """A sandbox that is queued at least; the same one again for the same key, unless there was no room for it.
 
         Raises ``TooMuch``, ``Unusable``, ``Busy``; and what kept the sandbox from opening, if that is known in time.
         """
@@ -158,6 +159,7 @@ class RoutedSandboxes:
         routed.host = self.fleet.hosts[room.name]
         routed.move("starting")
         try:
+            await self._stray_closed(routed.host, routed.id)
             view = await self._made_at(routed.host, routed, wanted)
         except (HostUnreachable, Busy) as error:
             log.warning("no sandbox at this host", extra={"host_name": room.name, "reason": str(error)})
@@ -171,7 +173,7 @@ class RoutedSandboxes:
 
     def _try_elsewhere(self, routed: RoutedSandbox, room: Room) -> None:
         """Nobody else is let in there until it has been looked at.  If it has the sandbox all the same, it is closed
-        then (``_compare``)."""
+        then (``_compare``), before it is asked for it again."""
         assert routed.ticket is not None
         room.is_open = False
         routed.host = None
@@ -253,12 +255,19 @@ class RoutedSandboxes:
         self._leave(routed)
 
     def _close_stray(self, host: Host, id_: str) -> None:
+        if (host, id_) in self._closing:
+            return
         log.warning(
             "a host has what is another's or over, and closes it", extra={"sandbox": id_, "host_name": host.name}
         )
-        closing = asyncio.ensure_future(self._close_at(host, id_))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        closing = self._closing[host, id_] = asyncio.ensure_future(self._close_at(host, id_))
+        closing.add_done_callback(lambda _: self._closing.pop((host, id_)))
+
+    async def _stray_closed(self, host: Host, id_: str) -> None:
+        """Wait until nothing of a former try is left there: its closing would reach what is asked for now."""
+        closing = self._closing.get((host, id_))
+        if closing is not None:
+            await asyncio.wait([closing])
 
     async def _close_at(self, host: Host, id_: str) -> None:
         try:
@@ -289,7 +298,8 @@ class RoutedSandboxes:
             return None
         if known[0] != fingerprint:
             raise Unusable("this Idempotency-Key was used for another request: choose a new one for each sandbox")
-        return self._sandboxes.get(known[1])
+        routed = self._sandboxes.get(known[1])
+        return None if routed is None or isinstance(routed.refused, Busy) else routed
 
     def _forget(self) -> None:
         """Those that ended, once their host has forgotten them as well."""
@@ -314,7 +324,7 @@ class RoutedSandboxes:
         waiting = list(self._tasks.values())
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*waiting, *self._closing, return_exceptions=True)
+        await asyncio.gather(*waiting, *self._closing.values(), return_exceptions=True)
         await self.fleet.close()
 
 

@@ -133,7 +133,8 @@ class Gate:
         """Get in line.  Raises ``Unusable`` for a sandbox that no room can ever bear, ``Busy`` if the line is too
         long.
 
-        What was entered has to ``leave``, whether it was let in or not.
+        What was entered has to ``leave``, whether it was let in or not.  A ticket whose ``admitted`` was cancelled
+        is passed over until it leaves.
         """
         self._refuse_impossible(spec)
         if len(self._waiting) >= self._most_waiting:
@@ -169,7 +170,8 @@ class Gate:
 
     def position(self, ticket: Ticket) -> int | None:
         """1 is the next; None if it does not wait."""
-        return self._order().index(ticket) + 1 if ticket in self._waiting else None
+        waits = ticket in self._waiting and not ticket.admitted.cancelled()
+        return self._order().index(ticket) + 1 if waits else None
 
     def let_in(self) -> None:
         for ticket in self._order() if self._waiting else []:
@@ -203,7 +205,8 @@ class Gate:
     def _order(self) -> list[Ticket]:
         by_owner: dict[str, dict[str, list[Ticket]]] = {}
         for ticket in self._waiting:
-            by_owner.setdefault(ticket.owner, {}).setdefault(ticket.user, []).append(ticket)
+            if not ticket.admitted.cancelled():
+                by_owner.setdefault(ticket.owner, {}).setdefault(ticket.user, []).append(ticket)
         lines = []
         for owner in sorted(by_owner, key=lambda owner: self._last_turn.get(owner, 0)):
             users = by_owner[owner]

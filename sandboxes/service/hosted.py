@@ -6,11 +6,11 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from sandboxes.backends.remote.wire import CreateSandbox, SandboxView
+from sandboxes.backends.remote.wire import LIVING, CreateSandbox, SandboxView
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Sandbox, SandboxFrozen, SandboxLost
 from sandboxes.service.life import Life
-from sandboxes.service.refusals import Refusal
+from sandboxes.service.refusals import Busy, Refusal
 from sandboxes.service.relay import Relay
 from sandboxes.service.tokens import Token
 from sandboxes.teardown import completed
@@ -84,13 +84,13 @@ class HostedSandbox(Life):
         """Take another sandbox in the place of the one it has, and leave nothing of that; unless it has ended, or is
         frozen, meanwhile: then leave nothing of the new one, and raise like ``sandbox``."""
         try:
-            former = self.sandbox
+            await self.count_denied()
+            former = self.sandbox  # from here to the change nobody else has a turn
             if former.frozen is not None:
                 raise SandboxFrozen(former.frozen)
-        except Exception:
+        except BaseException:
             await completed(opened.close())
             raise
-        await self.count_denied()
         self._sandbox = opened
         await completed(former.close())
 
@@ -103,6 +103,14 @@ class HostedSandbox(Life):
                 if self.relay is not None:
                     self.relay.end()
                 await self.count_denied()
+
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether its key makes another one from now on: there was no room for it, or it ended and is an admin's.
+
+        An admin closes what is left of a try that failed, and asks for the sandbox again by the same key.
+        """
+        return isinstance(self.refused, Busy) or self.wanted.on_behalf is not None and self.state not in LIVING
 
     @property
     def looks_alive(self) -> bool:

@@ -66,12 +66,13 @@ class HostedSandboxes:
     # -- one sandbox -----------------------------------------------------------------------------------
 
     async def create(self, token: Token, wanted: CreateSandbox, key: str | None) -> HostedSandbox:
-        """A sandbox that is queued at least; the same one again for the same key.
+        """A sandbox that is queued at least; the same one again for the same key, unless it is made anew
+        (``HostedSandbox.is_made_anew``).
 
         Raises ``TooMuch``, ``Unusable``, ``Busy``; and what kept the sandbox from opening, if that is known in time.
         """
         fingerprint = fingerprint_of(wanted)
-        hosted = self._of_key(token, key, fingerprint) if key else None
+        hosted = await self._of_key(token, key, fingerprint) if key else None
         if hosted is None:
             if self.draining:
                 raise Busy("the service is being stopped: try another one, or later")
@@ -191,13 +192,18 @@ class HostedSandboxes:
             self._closing.pop(hosted, None)
             log.info("sandbox ended", extra={"sandbox": hosted.id, "state": hosted.state, "reason": hosted.reason})
 
-    def _of_key(self, token: Token, key: str, fingerprint: str) -> HostedSandbox | None:
-        known = self._keys.get((token.id, key))
-        if known is None:
-            return None
-        if known[0] != fingerprint:
-            raise Unusable("this Idempotency-Key was used for another request: choose a new one for each sandbox")
-        return self._sandboxes.get(known[1])
+    async def _of_key(self, token: Token, key: str, fingerprint: str) -> HostedSandbox | None:
+        """Return the sandbox of the request that came before; None if it is made anew, once nothing of it is left."""
+        while (known := self._keys.get((token.id, key))) is not None:
+            if known[0] != fingerprint:
+                raise Unusable("this Idempotency-Key was used for another request: choose a new one for each sandbox")
+            hosted = self._sandboxes.get(known[1])
+            if hosted is None or not hosted.is_made_anew:
+                return hosted
+            await self.end(hosted, "it is made anew")
+            if self._sandboxes.get(hosted.id) is hosted:  # the same request, sent twice, has not made it meanwhile
+                self._remove(hosted)
+        return None
 
     # -- all sandboxes ---------------------------------------------------------------------------------
 
@@ -233,10 +239,13 @@ class HostedSandboxes:
         for place, hosted in enumerate(ended):
             too_many = len(ended) - place > MOST_REMEMBERED
             if too_many or hosted.ended_s > self.settings.remembered_s:
-                del self._sandboxes[hosted.id]
-                self.execs += hosted.execs
-                self.denied += hosted.attempts_denied
+                self._remove(hosted)
         self._keys = {key: known for key, known in self._keys.items() if known[1] in self._sandboxes}
+
+    def _remove(self, hosted: HostedSandbox) -> None:
+        del self._sandboxes[hosted.id]
+        self.execs += hosted.execs
+        self.denied += hosted.attempts_denied
 
     def drain(self) -> None:
         """No new sandboxes; who waits for records or room gets an answer at once."""

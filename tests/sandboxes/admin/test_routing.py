@@ -5,8 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from sandboxes.admin.host import Host, _client
+from sandboxes.admin.host import Host, HostUnreachable, _client
 from sandboxes.service.capacity import Capacity, Gate, Room, demand_mib
+from sandboxes.service.hosted import HostedSandbox
 from sandboxes.service.refusals import Unusable
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes.admin.conftest import ONE, Fleet
@@ -124,6 +125,76 @@ async def test_a_sandbox_that_its_host_closes_makes_room(fleet, alice):
     assert (await alice.get(idle)).json()["state"] == "closed"
     assert (await fleet.stats(alice))["sandboxes"]["closed"] == 1
     assert len(made) == 7
+
+
+async def test_a_sandbox_that_its_host_had_no_room_for_is_made_there_once_it_has(fleet, alice, monkeypatch):
+    """For the admin a sandbox that its host closes has left; to end it takes the host longer than it lets one wait."""
+    monkeypatch.setattr("sandboxes.admin.routed_sandboxes.HOST_QUEUE_S", 0.05)
+    close, ended = HostedSandbox.close, asyncio.Event()
+
+    async def close_late(hosted):
+        await ended.wait()
+        await close(hosted)
+
+    await only_host(fleet, alice, "c")
+    await create(alice, idle_s=0.2)
+    monkeypatch.setattr(HostedSandbox, "close", close_late)
+    waiting = await alice.post("/v1/sandboxes", json={"wait_s": 0, "queue_s": 4, "spec": {"timeout_s": 10}})
+    assert waiting.json()["state"] == "queued"
+
+    async def refused() -> bool:
+        return any(hosted.refused is not None for hosted in fleet.hosts["c"].sandboxes.all())
+
+    await until(refused)
+    ended.set()
+    opened = await alice.get(waiting.headers["Location"], params={"wait_s": 30})
+    assert (opened.status_code, opened.json().get("state")) == (200, "open"), opened.text
+    assert ids(fleet, "c") == {opened.json()["id"]}
+
+
+async def test_a_sandbox_whose_host_went_away_while_it_was_made_is_made_there_anew(fleet, alice, monkeypatch):
+    """What the host has of the first try is closed there, and its closing does not reach the second one."""
+    asked, closed = Host._asked, asyncio.Event()
+    lost = [1]
+
+    async def answer_lost(host, method, path, **sent):
+        if method == "DELETE":
+            await asyncio.sleep(0.3)  # long enough for whoever does not wait for it
+        response = await asked(host, method, path, **sent)
+        if method == "DELETE":
+            closed.set()
+        elif path == "/v1/sandboxes" and lost:
+            lost.clear()
+            raise HostUnreachable("it went away")
+        return response
+
+    await only_host(fleet, alice, "c")
+    monkeypatch.setattr(Host, "_asked", answer_lost)
+    answer = await alice.post("/v1/sandboxes", json={"spec": {"timeout_s": 10}})
+    await closed.wait()
+    assert (answer.status_code, answer.json()["state"]) == (201, "open"), answer.text
+    there = await alice.post(f"{answer.headers['Location']}/python", json={"code": "6 * 7"})
+    assert (there.status_code, there.json().get("stdout")) == (200, "42\n"), there.text
+    assert (await fleet.stats(alice))["sandboxes"]["open"] == 1
+
+
+async def only_host(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
+    """A host with room for one sandbox; the others take none."""
+    for other in fleet.hosts:
+        fleet.file.drain(other, True)
+        await fleet.until_host(client, other, state="draining")
+    await fleet.add_host(name, Capacity(1, demand_mib(ONE)))
+    await fleet.until_host(client, name, state="up")
+
+
+async def test_a_key_that_there_was_no_room_for_makes_a_sandbox_once_there_is_room(fleet, alice):
+    await only_host(fleet, alice, "c")
+    first, key = await create(alice), {"Idempotency-Key": "k"}
+    asked = {"queue_s": 0.1, "spec": {"timeout_s": 10}}
+    assert (await alice.post("/v1/sandboxes", json=asked, headers=key)).status_code == 503
+    await alice.delete(first)
+    made, again = [await alice.post("/v1/sandboxes", json=asked, headers=key) for _ in range(2)]
+    assert (made.status_code, made.json()["id"]) == (201, again.json()["id"])
 
 
 async def test_a_repeated_request_is_one_sandbox(fleet, alice, bob):

@@ -90,6 +90,18 @@ async def test_what_never_fits_is_refused_with_the_field_and_a_full_line_is_busy
         line.enter("a", "a", ONE)
 
 
+async def test_whoever_has_given_up_and_not_left_yet_is_passed_over():
+    line = gate()
+    holder, given_up, late = (line.enter("a", "a", ONE) for _ in range(3))
+    given_up.admitted.cancel()
+    assert (line.position(given_up), line.position(late)) == (None, 1)
+    line.leave(holder)
+    assert (given_up.room, late.room) == (None, line.rooms[0])
+    for ticket in (given_up, late):
+        line.leave(ticket)
+    assert (line.sandboxes, line.memory_mib, line.waiting) == (0, 0, 0)
+
+
 # -- over HTTP -------------------------------------------------------------------------------------
 
 
@@ -132,6 +144,33 @@ async def test_waiting_ends_with_its_time_out(narrow):
     assert (stats["queue"], stats["used_memory_mib"]) == (0, demand_mib(ONE))
     await alice.delete(first)
     await create(alice)
+
+
+async def test_a_key_that_there_was_no_room_for_makes_a_sandbox_once_there_is_room(narrow):
+    alice, key = await narrow.client("alice"), {"Idempotency-Key": "k"}
+    first, asked = await create(alice), {"queue_s": 0.1}
+    for _ in range(2):
+        assert (await alice.post("/v1/sandboxes", json=asked, headers=key)).status_code == 503
+    await alice.delete(first)
+    made, again = await asyncio.gather(*(alice.post("/v1/sandboxes", json=asked, headers=key) for _ in range(2)))
+    assert (made.status_code, made.json()["id"]) == (201, again.json()["id"])
+    await alice.delete(made.headers["Location"])
+    after = (await alice.post("/v1/sandboxes", json=asked, headers=key)).json()
+    assert (after["id"], after["state"]) == (made.json()["id"], "closed"), "what was open is not made twice"
+
+
+async def test_several_that_wait_are_closed_at_once_and_leave_nothing(serve):
+    small, large = {"timeout_s": 10}, {"timeout_s": 10, "memory_mib": 1024}
+    service = await serve(capacity=Capacity(10, demand_mib(SandboxSpec(**large))))
+    alice, sandboxes = await service.client("alice"), service.serving.app.state.sandboxes
+    path = await create(alice)
+    for spec in (large, small):  # the second has room as soon as the first has left
+        assert (await alice.post("/v1/sandboxes", json={"wait_s": 0, "spec": spec})).status_code == 202
+    waiting = [hosted for hosted in sandboxes.all() if hosted.state == "queued"]
+    await asyncio.gather(*(sandboxes.end(hosted, "it was closed") for hosted in waiting))
+    await alice.delete(path)
+    stats = (await alice.get("/v1/stats")).json()
+    assert (stats["sandboxes"]["closed"], stats["queue"], stats["used_memory_mib"]) == (3, 0, 0)
 
 
 async def test_what_never_fits_is_422_over_http(narrow):

@@ -1,10 +1,13 @@
 """The GEM API and the numbers of the service."""
 
+import asyncio
 import re
 
 import pytest
 
+from sandboxes.opened import open_sandbox
 from sandboxes.service.capacity import Capacity, demand_mib
+from sandboxes.service.hosted import HostedSandbox
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes.service.cast import create
 from tests.sandboxes.watched_scene import NOWHERE
@@ -54,6 +57,50 @@ async def test_a_new_episode_has_a_sandbox_of_its_own_unless_the_spec_says_other
         numbers.append(int((await step(alice, instance, spend))["observation"]))
     assert (numbers[1] > numbers[0] + 20) is counts_on
     assert (await alice.get(f"/v1/sandboxes/{instance}")).json()["state"] == "open"
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Every sandbox that the service opens."""
+    made = []
+
+    async def noted(*what):
+        made.append(await open_sandbox(*what))
+        return made[-1]
+
+    monkeypatch.setattr("sandboxes.service.hosted_sandboxes.open_sandbox", noted)
+    return made
+
+
+async def test_an_environment_that_is_closed_while_a_new_episode_begins_leaves_no_sandbox(alice, made, monkeypatch):
+    """It is closed while the refusals of the former sandbox are counted: the new one is there already."""
+    count, counting, closed = HostedSandbox.count_denied, asyncio.Event(), asyncio.Event()
+
+    async def count_late(hosted):
+        if not counting.is_set():
+            counting.set()
+            await closed.wait()
+        await count(hosted)
+
+    instance = await make(alice)
+    monkeypatch.setattr(HostedSandbox, "count_denied", count_late)
+    beginning = asyncio.create_task(alice.post("/gem/reset", json={"instance": instance}))
+    await counting.wait()
+    assert (await alice.post("/gem/close", json={"instance": instance})).status_code == 204
+    closed.set()
+    assert (await beginning).status_code == 410
+    assert [sandbox.alive for sandbox in made] == [False, False]
+
+
+async def test_an_episode_that_cannot_begin_leaves_the_environment_the_sandbox_it_had(alice, made, monkeypatch):
+    async def not_counted(hosted):
+        raise OSError(5, "not counted")
+
+    instance = await make(alice)
+    with monkeypatch.context() as patched:
+        patched.setattr(HostedSandbox, "count_denied", not_counted)
+        assert (await alice.post("/gem/reset", json={"instance": instance})).status_code == 409
+    assert [sandbox.alive for sandbox in made] == [True, False]
 
 
 async def test_a_seed_makes_an_episode_repeatable_after_a_time_out_too(alice):
