@@ -2,7 +2,7 @@
 
 from sandboxes.admin.host import Host
 from sandboxes.backends.remote.faults import Problem
-from sandboxes.backends.remote.wire import CreateSandbox, OnBehalf, SandboxState, SandboxView
+from sandboxes.backends.remote.wire import LIVING, CreateSandbox, OnBehalf, SandboxState, SandboxView
 from sandboxes.interface import SandboxLost
 from sandboxes.service.capacity import Ticket
 from sandboxes.service.host_routes import HostedForAdmin
@@ -40,6 +40,8 @@ class RoutedSandbox(Life):
         """Who has it, or had it; None while it waits."""
         self.placed_at: float | None = None
         """When its host said that it has it, by the loop's clock."""
+        self.was_found_ended = False
+        """It is what one host remembers of it: another may have it, made after that."""
 
     @classmethod
     def found(cls, host: Host, found: HostedForAdmin, ticket: Ticket | None, at: float) -> "RoutedSandbox":
@@ -49,7 +51,7 @@ class RoutedSandbox(Life):
         state: SandboxState = "starting" if view.state == "queued" else view.state
         routed = cls(wanted, found.on_behalf, ticket, state)
         routed.reason, routed.created_at = view.reason, view.created_at
-        routed.host, routed.placed_at = host, at
+        routed.host, routed.placed_at, routed.was_found_ended = host, at, state not in LIVING
         return routed
 
     @property

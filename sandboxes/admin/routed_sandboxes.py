@@ -203,8 +203,9 @@ class RoutedSandboxes:
 
     async def _compare(self, host: Host, view: HostView, asked_at: float) -> None:
         """Take over what the host says of its sandboxes.  ``asked_at``: what was placed later may not be in it."""
+        news = {id_ for id_, state in view.states.items() if self._is_news(id_, state)}
         for id_, state in view.states.items():
-            routed = self._sandboxes.get(id_)
+            routed = None if id_ in news else self._sandboxes[id_]
             if routed is not None and (routed.host is not host or routed.state not in LIVING):
                 if state in LIVING:
                     self._close_stray(host, id_)
@@ -213,9 +214,14 @@ class RoutedSandboxes:
         for routed in self._at(host):
             if routed.id not in view.states and _is_placed(routed, asked_at):
                 self._lose(routed, f"host '{host.name}' does not have it any more: it was started anew")
-        if view.states.keys() - self._sandboxes.keys():
+        if news:
             await self._find_again(host)
         self._forget()
+
+    def _is_news(self, id_: str, state: SandboxState) -> bool:
+        """Whether nothing is known of it here, or nothing but what is left of it at another host."""
+        known = self._sandboxes.get(id_)
+        return known is None or known.was_found_ended and state in LIVING
 
     def _follow(self, routed: RoutedSandbox, state: SandboxState) -> None:
         if state != routed.state and state not in ("queued", "starting"):
@@ -227,7 +233,7 @@ class RoutedSandboxes:
         """Take over what this admin does not know: it was made before the admin was started."""
         now = asyncio.get_running_loop().time()
         for found in await self._found_at(host):
-            if found.sandbox.id not in self._sandboxes:
+            if self._is_news(found.sandbox.id, found.sandbox.state):
                 living = found.sandbox.state in LIVING
                 owner, spec = found.on_behalf.owner, found.sandbox.spec
                 ticket = self.gate.occupy(host.room, owner, found.sandbox.user, spec) if living else None

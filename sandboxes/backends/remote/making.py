@@ -22,17 +22,18 @@ async def made(connection: Connection, spec: SandboxSpec, *, stream: bool) -> Sa
         spec=spec.model_copy(update={"place": "here"}), idle_s=IDLE_S, queue_s=QUEUE_S, stream=stream
     )
     key = secrets.token_hex(16)
+    view: SandboxView | None = None
     try:
-        return await _open(connection, wanted, key)
+        view = await _created(connection, wanted, key)
+        return await _opened(connection, view)
     except BaseException as error:
-        await completed(_give_up(connection, wanted, key))
+        await completed(_give_up(connection, wanted, key, view))
         if isinstance(error, SandboxLost | ValueError):
             raise SandboxUnavailable(str(error)) from error
         raise
 
 
-async def _open(connection: Connection, wanted: CreateSandbox, key: str) -> SandboxView:
-    view = await _created(connection, wanted, key)
+async def _opened(connection: Connection, view: SandboxView) -> SandboxView:
     while view.state in ("queued", "starting"):
         waiting = {"wait_s": MOST_WAIT_S}
         answer = await connection.ask("GET", f"/v1/sandboxes/{view.id}", params=waiting, again=True)
@@ -48,10 +49,11 @@ async def _created(connection: Connection, wanted: CreateSandbox, key: str) -> S
     return SandboxView.model_validate_json(answer.content)
 
 
-async def _give_up(connection: Connection, wanted: CreateSandbox, key: str) -> None:
-    """Close what may have been made, or not: the key leads to it."""
+async def _give_up(connection: Connection, wanted: CreateSandbox, key: str, view: SandboxView | None) -> None:
+    """Close what was made; of which nothing was heard may have been made, or not: the key leads to it."""
     try:
-        view = await _created(connection, wanted.model_copy(update={"wait_s": 0.0}), key)
+        if view is None:
+            view = await _created(connection, wanted.model_copy(update={"wait_s": 0.0}), key)
         await connection.ask("DELETE", f"/v1/sandboxes/{view.id}", again=True)
     except (SandboxLost, SandboxUnavailable, ValueError) as error:
         log.info("nothing to give up at the service, or the service does it when idle: %s", error)

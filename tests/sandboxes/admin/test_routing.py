@@ -10,7 +10,7 @@ from sandboxes.service.capacity import Capacity, Gate, Room, demand_mib
 from sandboxes.service.hosted import HostedSandbox
 from sandboxes.service.refusals import Unusable
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.admin.conftest import ONE, Fleet
+from tests.sandboxes.admin.conftest import LOOK_S, ONE, Fleet
 from tests.sandboxes.service.cast import create, until
 
 
@@ -176,6 +176,38 @@ async def test_a_sandbox_whose_host_went_away_while_it_was_made_is_made_there_an
     there = await alice.post(f"{answer.headers['Location']}/python", json={"code": "6 * 7"})
     assert (there.status_code, there.json().get("stdout")) == (200, "42\n"), there.text
     assert (await fleet.stats(alice))["sandboxes"]["open"] == 1
+
+
+async def test_an_admin_that_starts_finds_what_lives_whatever_another_host_remembers_of_it(fleet, alice, monkeypatch):
+    """Host a closed what it had of the first try; b made it, and answers a new admin last."""
+    asked, lost = Host._asked, [1]
+
+    async def answer_lost(host, method, path, **sent):
+        if host.name == "b" and path == "/v1/host/sandboxes":
+            await asyncio.sleep(0.2)
+        response = await asked(host, method, path, **sent)
+        if path == "/v1/sandboxes" and lost:
+            lost.clear()
+            fleet.file.drain("a", True)
+            raise HostUnreachable("it went away")
+        return response
+
+    monkeypatch.setattr(Host, "_asked", answer_lost)
+    fleet.file.drain("b", True)
+    await fleet.until_host(alice, "b", state="draining")
+    making = asyncio.create_task(alice.post("/v1/sandboxes", json={"spec": {"timeout_s": 10}}))
+    await fleet.until_host(alice, "a", state="draining")
+    fleet.file.drain("b", False)
+    made = (await making).json()
+    while ids(fleet, "a"):  # noqa: ASYNC110  what happens at the service sets no event here
+        await asyncio.sleep(0.02)
+    assert (ids(fleet, "b"), made["state"]) == ({made["id"]}, "open")
+    await fleet.admin.stop()
+    await fleet.start_admin()
+    async with httpx.AsyncClient(base_url=fleet.admin.url, headers=alice.headers, trust_env=False) as again:
+        await asyncio.sleep(3 * LOOK_S)
+        assert (await again.get(f"/v1/sandboxes/{made['id']}")).json()["state"] == "open"
+    assert ids(fleet, "b") == {made["id"]}
 
 
 async def only_host(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
