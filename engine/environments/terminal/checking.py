@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.environments.contract import VerifierFailed
+from engine.environments.terminal.evidence import given_hooks, hooks_in
 from engine.environments.terminal.preparation import TaskUnusable, prepared
 from engine.environments.terminal.task_folder import TerminalTask
 from engine.environments.terminal.upload import uploaded
@@ -127,8 +128,12 @@ async def tried(settings: Terminal, task: TerminalTask, kind: Kind) -> Trial:
     try:
         async with opened(phase_spec(task, settings.sandbox, of_tests=False)) as sandbox:
             await prepared(sandbox, task)
+            given = await given_hooks(sandbox, task)
             note = await _solved(sandbox, task) if kind == "oracle" else ""
             files = await handed_in(task, sandbox)
+        if hooks := hooks_in(files, given):
+            counted = ", ".join(hook.subject for hook in hooks)[:300]
+            return Trial(task.name, kind, 0.0, loop.time() - started_s, f"it counts as tampering: {counted}")
         verification = await verified(task, settings.sandbox, files)
     except TreeRefused as refusal:
         return Trial(task.name, kind, 0.0, loop.time() - started_s, note or f"nothing is handed in: {refusal}")

@@ -5,16 +5,17 @@ reviewer what was tried, and such an episode is paid nothing.
 """
 
 import json
-import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from engine.environments.contract import AlarmReceiver, Sandboxes
+from engine.environments.terminal.preparation import TaskUnusable
+from engine.environments.terminal.task_folder import TerminalTask
 from sandboxes.egress.connection_attempt import printable
 from sandboxes.egress.detectors.leftovers import LEFT_FOR_TESTS
 from sandboxes.interface import InspectedProcess, Sandbox
-from sandboxes.tree import Tree
+from sandboxes.tree import HOME, Tree
 
 PLACES = ("/tests", "/solution", "/logs/verifier")
 WAITS_FOR = re.compile(r"(?:^|[\s'\"=:(<>])/(?:tests|solution)\b|/logs/verifier|\breward\.(?:txt|json)\b")
@@ -24,15 +25,28 @@ SHIM = re.compile(
 )
 LOOK_S = 20.0
 MOST_FOUND = 200
-LOOK = """\
-import json, os, sys
+SHOWN_CHARACTERS = 200
+PLANTED = """\
+import os, sys
+most, longest, *places = sys.argv[1:]
 found = []
-for place in sys.argv[2:]:
+for place in places:
     for folder, folders, files in os.walk(os.path.realpath(place)):
         found += [os.path.join(folder, name) for name in files]
-        if len(found) > int(sys.argv[1]):
+        if len(found) > int(most):
             break
-print(json.dumps(found[: int(sys.argv[1])]))
+for path in found[: int(most)]:
+    print(ascii(path)[1:-1][: int(longest)])
+"""
+"""A path a line, each cut: of a list that the sandbox's limit of output cuts, what is left can still be read."""
+NAMED = """\
+import json, os, re, sys
+home, *patterns = sys.argv[1:]
+home = os.path.realpath(home)
+paths = [
+    os.path.relpath(os.path.join(folder, name), home) for folder, folders, files in os.walk(home) for name in files
+]
+print(json.dumps([path for path in paths if any(re.search(pattern, path) for pattern in patterns)]))
 """
 
 
@@ -56,25 +70,44 @@ def _waiting(process: InspectedProcess) -> Leftover:
 
 async def planted_files(sandbox: Sandbox) -> list[Leftover]:
     """Files where the tests will be.  Every process of the sandbox is dead afterwards: none of them can answer."""
-    argv = ["python3", "-I", "-S", "-c", LOOK, str(MOST_FOUND), *PLACES]
+    argv = ["python3", "-I", "-S", "-c", PLANTED, str(MOST_FOUND), str(SHOWN_CHARACTERS + 1), *PLACES]
     result = await sandbox.exec(argv, timeout_s=LOOK_S, alone=True)
     if result.outcome != "ok":
         return [Leftover("files", f"the folders of the tests cannot be listed: {result.outcome}")]
-    return [Leftover(path, f"was there: {printable(path, 200)}") for path in json.loads(result.stdout)]
+    paths = [printable(path, SHOWN_CHARACTERS) for path in result.stdout.splitlines()]
+    return [Leftover(path, f"was there: {path}") for path in paths]
 
 
-def hooks_in(handed_in: Tree, given: Iterable[str]) -> list[Leftover]:
-    """Files that run or stand in for programs of the tests, but for those that the task itself has given."""
-    known = frozenset(given)
+async def given_hooks(sandbox: Sandbox, task: TerminalTask) -> frozenset[str]:
+    """Paths of files in the working folder that are the task's own, those at least that are named like hooks.
+
+    What an image brings along is looked for, so call before the policy does anything.  Raises ``TaskUnusable`` where it
+    cannot be listed.
+    """
+    if not task.needs_image:
+        return frozenset(entry.path for entry in task.working_files().entries)
+    argv = ["python3", "-I", "-S", "-c", NAMED, HOME, HOOK.pattern, SHIM.pattern]
+    result = await sandbox.exec(argv, timeout_s=LOOK_S)
+    if result.outcome != "ok" or result.truncated:
+        reason = "more than sandbox.output_bytes" if result.truncated else result.outcome
+        raise TaskUnusable(f"{task.name}: its files that are named like programs of tests cannot be listed: {reason}")
+    return frozenset(json.loads(result.stdout))
+
+
+def hooks_in(handed_in: Tree, given: Set[str]) -> list[Leftover]:
+    """Files that run or stand in for programs of the tests, but for those that the task itself has given.
+
+    A given one may be changed: that may be what the task asks for.
+    """
     return [
-        Leftover(entry.path, f"handed in: {printable(entry.path, 200)}")
+        Leftover(entry.path, f"handed in: {printable(entry.path, SHOWN_CHARACTERS)}")
         for entry in handed_in.entries
-        if entry.content is not None and entry.path not in known and _is_hook(entry.path, entry.executable)
+        if entry.content is not None and entry.path not in given and _is_hook(entry.path, entry.executable)
     ]
 
 
 def _is_hook(path: str, executable: bool) -> bool:
-    return HOOK.search(path) is not None or (executable and SHIM.search(posixpath.join("/", path)) is not None)
+    return HOOK.search(path) is not None or (executable and SHIM.search(path) is not None)
 
 
 def report(sandboxes: Sandboxes, sandbox: Sandbox, found: Sequence[Leftover]) -> None:

@@ -11,7 +11,7 @@ COPY_S = 60.0
 
 
 class TaskUnusable(Exception):
-    """The files of a task cannot be put into a sandbox: they are too large for it, or were changed."""
+    """The files of a task cannot be put into a sandbox or listed there: they are too large for it, or were changed."""
 
 
 async def prepared(sandbox: Sandbox, task: TerminalTask) -> None:

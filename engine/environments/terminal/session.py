@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from engine.environments.contract import Observation, Rewards, Sandboxes, SandboxesOfSpecs
-from engine.environments.terminal.evidence import hooks_in, planted_files, report, waiting_processes
+from engine.environments.terminal.evidence import given_hooks, hooks_in, planted_files, report, waiting_processes
 from engine.environments.terminal.preparation import prepared
 from engine.environments.terminal.shell import Shell
 from engine.environments.terminal.task_folder import TerminalTask
@@ -36,6 +36,7 @@ class TerminalSession:
         self._exits = AsyncExitStack()
         self._sandbox: Sandbox | None = None
         self._tools: Tools | None = None
+        self._given_hooks = frozenset[str]()
         self._left_s = task.file.agent.timeout_sec or float("inf")
         self.verification: Verification | None = None
         """What the tests came to, once they ran."""
@@ -79,6 +80,7 @@ class TerminalSession:
         if self._tools is None:
             sandbox = await self._acquired()
             await prepared(sandbox, self._task)
+            self._given_hooks = await given_hooks(sandbox, self._task)
             shell = Shell(sandbox, self._task.file.environment.env, kept_bytes=self._settings.output_bytes)
             self._tools = Tools(sandbox, shell, output_bytes=self._settings.output_bytes)
             self._sandbox = sandbox
@@ -102,7 +104,7 @@ class TerminalSession:
         except TreeRefused:
             report(self._sandboxes, sandbox, found)
             return None
-        found += hooks_in(files, [entry.path for entry in self._task.working_files().entries])
+        found += hooks_in(files, self._given_hooks)
         if found:
             report(self._sandboxes, sandbox, found)
             return None

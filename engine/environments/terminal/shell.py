@@ -32,6 +32,7 @@ class ShellResult:
     fresh: bool
     """Another shell than before ran it, because that one had ended."""
     seconds: float
+    """How long it took as the sandbox measured it: the policy can bend its server, and so whatever that answers."""
 
 
 class ShellUnavailable(Exception):
@@ -85,10 +86,11 @@ class Shell:
             head = json.loads(line)
             left_out, exit_code = int(head["left_out_bytes"]), head["exit_code"]
             cut = int(head["head_bytes"])
-            seconds = float(head["seconds"])
             timed_out, ended = bool(head["timed_out"]), bool(head["shell_ended"])
-        except (ValueError, KeyError, TypeError):  # the policy ended or bent its server: its own doing
-            return ShellResult(output[: self._kept_bytes], None, result.outcome == "timeout", True, fresh, 0.0)
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            # The policy ended or bent its server: its own doing.
+            timed_out = result.outcome == "timeout"
+            return ShellResult(output[: self._kept_bytes], None, timed_out, True, fresh, result.seconds)
         if left_out > 0:
             whole = output.encode()
             output = (
@@ -97,7 +99,7 @@ class Shell:
                 + whole[cut:].decode("utf-8", "replace")
             )
         code = exit_code if isinstance(exit_code, int) else None
-        return ShellResult(output, code, timed_out, ended, fresh, seconds)
+        return ShellResult(output, code, timed_out, ended, fresh, result.seconds)
 
 
 def _python(code: str, *arguments: str) -> list[str]:

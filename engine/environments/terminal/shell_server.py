@@ -133,13 +133,13 @@ class Call:
         self.over = self.ended = self.prompted = False
 
     def run(self) -> dict[str, object]:
-        begun_s = time.monotonic()
+        until_s = time.monotonic() + self.timeout_s
         try:
             self.type()
         except OSError as error:
             self.over, self.prompted, self.exit_code = True, True, 1
             self.tail.add(f"the command cannot be run: {error.strerror}\n".encode())
-        self.watch(begun_s + self.timeout_s)
+        self.watch(until_s)
         interrupted = not self.over and not self.ended
         if interrupted:
             self.interrupt()
@@ -147,7 +147,6 @@ class Call:
             self.tail.add(self.terminal.wait_for_prompt(PROMPT_S))
         self.tail.add(self.unread if self.begun else b"")
         return {
-            "seconds": time.monotonic() - begun_s,
             "exit_code": self.exit_code,
             "timed_out": interrupted,
             "shell_ended": self.ended,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.qa.mcp.listing import ListingRefused, tools_in
-from engine.environments.terminal.shell_call import NO_SERVER
+from engine.environments.terminal.shell_call import HUNG_UP, NO_SERVER
 from engine.environments.terminal.tools import cut
 from engine.spec.chat import storable_text
 from engine.spec.environment import Qa
@@ -61,7 +61,7 @@ class RunningServer:
         argv = _python(_CALL, self._name, str(seconds), str(limit))
         result = await self._sandbox.exec(argv, stdin=json.dumps(call).encode(), timeout_s=seconds + SPARE_S)
         line, _, text = result.stdout.partition("\n")
-        if result.exit_code == NO_SERVER:
+        if result.exit_code in (NO_SERVER, HUNG_UP):
             status, text = "fault", "it has ended"
         else:
             status, text = (_status(line), text) if result.outcome == "ok" else ("fault", result.outcome)
@@ -109,9 +109,9 @@ async def started(settings: Qa, sandbox: Sandbox, tools: Sequence[ToolSchema]) -
 def _status(line: str) -> str:
     try:
         status = json.loads(line)["status"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "fault"
-    return status if status in _ERROR_CLASSES else "fault"
+    return status if isinstance(status, str) and status in _ERROR_CLASSES else "fault"
 
 
 def _shown(status: str, text: str, seconds: float) -> str:

@@ -7,14 +7,16 @@ import pytest
 
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.qa.environment import QaEnvironment
-from engine.environments.qa.mcp.client import McpServerFailed
+from engine.environments.qa.mcp.client import McpServerFailed, RunningServer
 from engine.rollout.checked_session import CheckedSession
 from engine.spec.environment import Qa
-from engine.spec.message import AssistantMessage
+from engine.spec.message import AssistantMessage, ToolRequest
 from engine.spec.run import Dataset
 from engine.spec.trajectory import ToolCall
+from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from tests.engine.datasets.sources import json_lines, prepared
+from tests.engine.environments.impostor import answer_once
 
 SERVER = (Path(__file__).parent / "mcp_server.py").read_text()
 
@@ -126,6 +128,16 @@ async def test_a_call_that_fails_is_bounded_and_says_why(
 async def test_after_a_server_has_ended_its_calls_fail_and_the_others_go_on(dataset: Dataset) -> None:
     first, second = await called(dataset, "dies", {"a": 1, "b": 1}, {"a": 1, "b": 1})
     assert (first.error_class, second.error_class) == ("killed", "killed")
+
+
+async def test_a_program_of_the_policy_in_the_servers_place_makes_its_calls_fail() -> None:
+    settings = settings_of("good")
+    async with opened(settings.sandbox) as sandbox:
+        server = RunningServer(settings.mcp[0], sandbox)
+        for head in ("[" * 3000, '{"status": []}', '{"status": "fine"}', "7"):
+            await answer_once(sandbox, server._name, head)
+            call = await server.run(ToolRequest("calc_add", {"a": 2, "b": 3}), limit=100)
+            assert (call.error_class, call.output) == ("killed", "Error: the server of this tool has failed: "), head
 
 
 async def test_other_tools_than_before_the_first_episode_are_the_environments_fault(dataset: Dataset) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.environments.terminal.checking import tried
+from engine.environments.terminal.task_set import read_tasks
+from engine.spec.environment import Terminal
 from tests.engine.environments.terminal.tasks import SOLVE, write_task
 
 ROOT = Path(__file__).parents[4]
@@ -38,6 +41,14 @@ def test_each_way_of_being_untrustworthy_has_its_name(tmp_path):
     assert checked.returncode == 1
     assert "oracle 3/6, nop 1/6" in checked.stdout
     assert checked.stderr.count("\n") == 11, checked.stderr
+
+
+async def test_a_solution_that_no_episode_would_be_paid_for_fails(tmp_path):
+    files = {"in.txt": "42\n", "git": "#!/bin/sh\n"}
+    write_task(tmp_path, "changes", files=files, solve=SOLVE + "chmod +x /app/git; echo true >> /app/git\n")
+    write_task(tmp_path, "makes", solve=SOLVE + "cp /bin/true /app/make\n")
+    trials = [await tried(Terminal(tasks="."), task, "oracle") for task in read_tasks(tmp_path).tasks]
+    assert [(trial.reward, trial.note) for trial in trials] == [(1.0, ""), (0.0, "it counts as tampering: make")]
 
 
 def test_flaky_tests_are_found_by_repetition(tmp_path):

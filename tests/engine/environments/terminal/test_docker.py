@@ -11,7 +11,7 @@ from engine.spec.environment import Terminal
 from tests.engine.environments.terminal.tasks import arena_of, environment_of, shell, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-DOCKERFILE = "FROM palestra/host:1\nRUN mkdir -p /app && echo 42 > /app/in.txt\n"
+DOCKERFILE = "FROM palestra/host:1\nRUN mkdir -p /app/bin && echo 42 > /app/in.txt && cp /bin/true /app/bin/test\n"
 
 
 TEST = """\

@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from engine.environments.contract import VerifierFailed
 from engine.environments.imported import UnusableEnvironment
+from engine.environments.terminal import environment as terminal_environment
+from engine.environments.terminal import preparation
 from engine.spec.environment import Terminal
 from engine.spec.message import AssistantMessage, ToolRequest
 from engine.spec.problems import problems_in
@@ -45,6 +47,22 @@ async def test_a_solved_task_is_paid_and_raises_no_alert(arena):
     played = await arena.play(RIGHT, AssistantMessage("done"))
     assert played.rewards is not None
     assert (played.rewards.success, played.grave) == (True, set())
+
+
+async def test_programs_that_an_image_brings_along_are_the_tasks_own(tmp_path, monkeypatch):
+    """Folders of a sandbox of namespaces stand in for an image, which only a container has."""
+    files = "mkdir -p bin; cp /bin/true bin/test; echo > a.pth; echo 42 > in.txt"
+    image = f"mkdir /tmp/image; cd /tmp/image; {files}"
+    monkeypatch.setattr(preparation, "FOLDERS", f"{preparation.FOLDERS}; {image}")
+    monkeypatch.setattr(preparation, "KEPT", "/tmp/image")
+    monkeypatch.setattr(terminal_environment, "lacking", lambda tasks, spec, public_network: [])
+    write_task(tmp_path / "tasks", task_file=TASK_FILE + '[environment]\ndocker_image = "sympy:1"\n')
+    async with arena_of(environment_of(tmp_path / "tasks"), tmp_path) as arena:
+        for end in ("true", "echo '# mended' >> bin/test", "mv bin/test bin/make"):
+            played = await arena.play(shell(SOLVED + end))
+            assert played.rewards is not None
+            own = not end.endswith("make")
+            assert (played.rewards.success, "tamper-scoring" in played.grave) == (own, not own), end
 
 
 async def test_nothing_and_the_wrong_thing_are_not_paid(arena):

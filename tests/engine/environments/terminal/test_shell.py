@@ -5,8 +5,11 @@ import pytest
 from engine.environments.terminal.shell import Shell
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
+from tests.engine.environments.impostor import answer_once
 
 SPEC = SandboxSpec(memory_mib=512, processes=64, timeout_s=30, terminal=True, snapshots=False, output_bytes=2**16)
+
+HEAD = '{"left_out_bytes": 0, "head_bytes": 0, "exit_code": 0, "timed_out": false, "shell_ended": false, "seconds": %s}'
 
 
 @pytest.fixture
@@ -73,6 +76,32 @@ async def test_a_policy_that_kills_the_server_gets_another_shell(shell):
     killed = await shell.run("kill -9 $PPID", 20)
     assert killed.ended
     assert await output(shell, "echo x=$x") == "x=\n"
+
+
+async def test_a_command_that_ends_the_server_runs_once_and_took_its_time(shell):
+    await output(shell, "true")
+    killed = await shell.run("echo x >> /tmp/runs; kill -9 $PPID; sleep 20", 20)
+    assert (killed.ended, killed.fresh, killed.exit_code) == (True, False, None)
+    assert killed.seconds > 0
+    after = await shell.run("cat /tmp/runs", 20)
+    assert (after.output, after.fresh) == ("x\n", True)
+
+
+@pytest.mark.parametrize("head", ["[" * 60_000, HEAD.replace(": 0,", ": 1e999,", 1) % 0, "7", "{}", "no JSON"])
+async def test_a_server_that_answers_what_is_no_answer_is_a_shell_that_ended(shell, head):
+    shell._name = "impostor"
+    await answer_once(shell._sandbox, "impostor", head)
+    bent = await shell.run("true", 20)
+    assert (bent.ended, bent.exit_code) == (True, None)
+    assert await output(shell, "echo a") == "a\n"
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "-1e9", "1e999"])
+async def test_the_time_of_a_command_is_not_what_its_server_says(shell, seconds):
+    shell._name = "impostor"
+    await answer_once(shell._sandbox, "impostor", HEAD % seconds)
+    bent = await shell.run("true", 20)
+    assert (bent.ended, 0 < bent.seconds < float("inf")) == (False, True)
 
 
 async def test_prompts_modes_and_marks_of_the_policy_do_no_harm(shell):
