@@ -2,11 +2,12 @@
 
     page, REST ── send, stop, new, retry ──► log (rows) ◄── reading, tokens, said ... ── reader thread ◄─┐
                                               │                                                        │
-                                    every LOOK_EVERY_S ──► ChatHost ── lines ──► engine chat ───────────┘
+                        every LOOK_EVERY_S ──► ChatHost ── writer thread ──► engine chat ──────────────┘
 
 One host serves all teams (an advisory lock says which); it is supervised, and after a kill begins with the log.  A
-process ends when nobody has used it for ``IDLE_S``, and when another conversation needs its place.  The host imports
-nothing of the engine but its published language.
+process ends when nobody has used it for ``IDLE_S``, and when another conversation needs its place.  The host waits for
+no process, and a conversation that it cannot have answered fails alone.  It imports nothing of the engine but its
+published language.
 """
 
 import os
@@ -24,8 +25,10 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Iterable  # noqa: E402
+from collections.abc import Iterable, Iterator  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
 from pathlib import Path  # noqa: E402
+from queue import SimpleQueue  # noqa: E402
 from threading import Event, Thread  # noqa: E402
 from uuid import UUID  # noqa: E402
 
@@ -37,7 +40,7 @@ from pydantic import BaseModel, ValidationError  # noqa: E402
 
 from engine.spec.chat import CHAT_OUTPUT, New, Stop  # noqa: E402
 from webapp.conversations.log import BY_PEOPLE, append, unanswered  # noqa: E402
-from webapp.conversations.models import WITH_PROCESS, Conversation, State  # noqa: E402
+from webapp.conversations.models import WITH_PROCESS, Conversation, Entry, State  # noqa: E402
 
 LOOK_EVERY_S = 0.2
 IDLE_S = 600.0
@@ -54,7 +57,7 @@ log = structlog.get_logger(__name__)
 
 
 class ChatProcess:
-    """One ``engine chat`` and the thread that writes what it says into the log."""
+    """One ``engine chat``, with a thread that writes to it and one that writes what it says into the log."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation_id, self.team_id = conversation.id, conversation.team_id
@@ -64,6 +67,9 @@ class ChatProcess:
         """Whether it could be ended without cutting an answer."""
         self.ended_because: str | None = None
         """Why the host ends it; None: it is to go on."""
+        self._end_is_failure = False
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        """What the process has not been given yet; None is the last."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self.process = subprocess.Popen(
             _command(conversation), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
@@ -71,6 +77,7 @@ class ChatProcess:
         )  # fmt: skip
         self._reader = Thread(target=self._read, name=f"chat-{conversation.id}", daemon=True)
         self._reader.start()
+        Thread(target=self._pass_on, name=f"chat-{conversation.id}-stdin", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
@@ -79,36 +86,44 @@ class ChatProcess:
     def write_end(self) -> None:
         """Say in the log how it ended, once."""
         if not self._end_is_written:
-            self._write_end(self.process.wait())
+            code = self.process.wait()
+            with _unless_deleted(self.conversation_id):
+                self._write_end(code)
             self._end_is_written = True
 
     def tell(self, *lines: BaseModel) -> None:
-        """A process that has just died is told nothing; its reader says so in the log."""
+        """Returns at once: a process that loads, or hangs, reads later or never."""
         self.used_at, self.is_idle = time.monotonic(), False
+        for line in lines:
+            self._lines.put(line.model_dump_json(exclude_none=True).encode() + b"\n")
+
+    def end(self, because: str, *, is_failure: bool = False) -> None:
+        if self.ended_because is None:
+            self.ended_because, self._end_is_failure = because, is_failure
+            self.process.kill()
+
+    def _pass_on(self) -> None:
+        """Write to the process what it is told; one that has just died is told nothing, and its reader says so in the
+        log."""
         assert self.process.stdin is not None
         try:
-            for line in lines:
-                self.process.stdin.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
-            self.process.stdin.flush()
+            with self.process.stdin as stdin:
+                while (line := self._lines.get()) is not None:
+                    stdin.write(line)
+                    stdin.flush()
         except BrokenPipeError:
             log.info("a chat has ended before it could be told", conversation=str(self.conversation_id))
 
-    def end(self, because: str) -> None:
-        if self.ended_because is None:
-            self.ended_because = because
-            self.process.kill()
-
     def _read(self) -> None:
         try:
-            self._write_lines()
-        except Conversation.DoesNotExist:
-            log.info("a conversation was deleted while it was answered", conversation=str(self.conversation_id))
-            self._end_is_written = True
+            with _unless_deleted(self.conversation_id):
+                self._write_lines()
         except DatabaseError as error:  # the host says the rest in the log when it can be written again
             log.warning("a chat is ended: the log cannot be written", error=str(error))
         finally:
             self.process.kill()
             self.process.wait()
+            self._lines.put(None)
             connection.close()
 
     def _write_lines(self) -> None:
@@ -131,11 +146,10 @@ class ChatProcess:
         append(self.conversation_id, [(output.kind, body)], **fields)
 
     def _write_end(self, code: int) -> None:
-        if self.ended_because is not None:
-            body, state = {"reason": self.ended_because, "asked": True}, State.RESTING
-        else:
-            body, state = {"reason": self._how_it_ended(code), "asked": False}, State.FAILED
-        append(self.conversation_id, [("ended", body)], state=state, reason=body["reason"])
+        was_asked = self.ended_because is not None and not self._end_is_failure
+        reason = self.ended_because or self._how_it_ended(code)
+        state = State.RESTING if was_asked else State.FAILED
+        append(self.conversation_id, [("ended", {"reason": reason, "asked": was_asked})], state=state, reason=reason)
 
     def _how_it_ended(self, code: int) -> str:
         self._errors.seek(0)
@@ -161,6 +175,15 @@ def _deleted(conversation: Conversation) -> str:
     return f"{conversation.version_name} was deleted"
 
 
+@contextmanager
+def _unless_deleted(conversation_id: UUID) -> Iterator[None]:
+    """Leave off where the conversation is deleted meanwhile: there is no log any more to say anything in."""
+    try:
+        yield
+    except Conversation.DoesNotExist:
+        log.info("a conversation was deleted meanwhile", conversation=str(conversation_id))
+
+
 class ChatHost:
     """``tick`` does what is due; everything that it knows beside its processes stands in the rows."""
 
@@ -172,7 +195,8 @@ class ChatHost:
         reason = "the process that samples has ended with the service"
         orphans = Conversation.objects.filter(state__in=WITH_PROCESS).exclude(id__in=self.processes)
         for conversation_id in orphans.values_list("id", flat=True):
-            append(conversation_id, [("ended", {"reason": reason, "asked": False})], state=State.FAILED, reason=reason)
+            with _unless_deleted(conversation_id):
+                _append_failure(conversation_id, reason)
 
     def tick(self) -> None:
         for process in [process for process in self.processes.values() if process.is_over]:
@@ -188,7 +212,8 @@ class ChatHost:
                 process.end(f"nobody has said anything for {IDLE_S / 60:.0f} minutes")
         asked = Conversation.objects.filter(handled_seq__lt=F("asked_seq")).order_by("used_at")
         for conversation in asked.select_related("model_version__model"):
-            self._handle(conversation)
+            with _unless_deleted(conversation.id):
+                self._handle(conversation)
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -203,26 +228,39 @@ class ChatHost:
         )
         if entry is None:
             return
+        try:
+            is_handled = self._carried_out(conversation, entry)
+        except (DatabaseError, Conversation.DoesNotExist):
+            raise
+        except Exception as error:  # the others' processes do not end for it
+            log.exception("a conversation cannot be answered", conversation=str(conversation.id))
+            self._give_up(conversation, _why_not_answered(error))
+            is_handled = True
+        if is_handled:
+            Conversation.objects.filter(id=conversation.id).update(handled_seq=entry.seq)
+
+    def _carried_out(self, conversation: Conversation, entry: Entry) -> bool:
+        """Whether the entry has had its effect; else it is looked at again."""
         process = self.processes.get(conversation.id)
         if process is not None and process.ended_because is not None:
-            return  # its end is not in the log yet
-        if conversation.version_is_gone and entry.kind in ("send", "retry"):
-            self._say_deleted(conversation)
-        elif entry.kind in ("send", "retry"):
-            if process is None and (process := self._started(conversation)) is None:
-                self._let_wait(conversation)
-                return
-            self._ask(process, conversation, entry.seq, is_new=process is not self.processes.get(conversation.id))
-            self.processes[conversation.id] = process
-        elif process is not None:
-            process.tell(Stop() if entry.kind == "stop" else New())
-        Conversation.objects.filter(id=conversation.id).update(handled_seq=entry.seq)
+            return False  # its end is not in the log yet
+        if entry.kind in ("stop", "new"):
+            if process is not None:
+                process.tell(Stop() if entry.kind == "stop" else New())
+        elif conversation.version_is_gone:
+            _append_failure(conversation.id, _deleted(conversation))
+        elif process is None and not self._has_place_for(conversation):
+            self._let_wait(conversation)
+            return False
+        else:
+            self._ask(process, conversation, entry.seq)
+        return True
 
-    def _say_deleted(self, conversation: Conversation) -> None:
-        """To a message that came before the version was deleted."""
-        reason = _deleted(conversation)
-        ended = [("ended", {"reason": reason, "asked": False})]
-        append(conversation.id, ended, state=State.FAILED, reason=reason)
+    def _give_up(self, conversation: Conversation, reason: str) -> None:
+        if (process := self.processes.get(conversation.id)) is not None:
+            process.end(reason, is_failure=True)
+        else:
+            _append_failure(conversation.id, reason)
 
     def _let_wait(self, conversation: Conversation) -> None:
         """Until there is a place, or somebody stops it."""
@@ -233,23 +271,43 @@ class ChatHost:
         elif conversation.state != State.WAITING:
             append(conversation.id, [], state=State.WAITING)
 
-    def _ask(self, process: ChatProcess, conversation: Conversation, seq: int, *, is_new: bool) -> None:
+    def _ask(self, process: ChatProcess | None, conversation: Conversation, seq: int) -> None:
+        """Ask the conversation's process, or one that begins with what was said.
+
+        Raises OSError where there can be none, and ValidationError where it could not be told so much.
+        """
         entries = list(conversation.entries.filter(seq__lte=seq).order_by("seq").values_list("kind", "body"))
         history, asked = unanswered(entries)
         if asked is None:
             return
-        begins = [New(history=history)] if is_new or entries[-1][0] == "retry" else []
-        append(conversation.id, [], state=State.LOADING if is_new else State.ANSWERING, reason="")
+        begins = [New(history=history)] if process is None or entries[-1][0] == "retry" else []
+        append(conversation.id, [], state=State.LOADING if process is None else State.ANSWERING, reason="")
+        if process is None:
+            process = self.processes[conversation.id] = ChatProcess(conversation)
         process.tell(*begins, asked)
 
-    def _started(self, conversation: Conversation) -> ChatProcess | None:
-        """A process in a place that is free, or that an idle one gives up; None while there is none."""
+    def _has_place_for(self, conversation: Conversation) -> bool:
+        """Whether a place is free; else an idle process may give one up, which is free a little later."""
         of_team = [process for process in self.processes.values() if process.team_id == conversation.team_id]
         for crowd, most in ((of_team, MOST_PER_TEAM), (list(self.processes.values()), MOST_IN_ALL)):
             if len(crowd) >= most:
                 _end_oldest_idle(crowd)
-                return None
-        return ChatProcess(conversation)
+                return False
+        return True
+
+
+def _append_failure(conversation_id: UUID, reason: str) -> None:
+    append(conversation_id, [("ended", {"reason": reason, "asked": False})], state=State.FAILED, reason=reason)
+
+
+def _why_not_answered(error: Exception) -> str:
+    match error:
+        case ValidationError():
+            return f"no process can be told all that was said ({error.errors()[0]['msg']}): begin a new conversation"
+        case OSError():
+            return f"the process that samples cannot be started: {error.strerror or error}"
+        case _:
+            return "the service failed at it, as its log says"
 
 
 def _end_oldest_idle(crowd: Iterable[ChatProcess]) -> None:

@@ -1,6 +1,6 @@
 """From what a dataset is made of to its folder: stored piece by piece, read by the engine, published whole.
 
-    importing    its files come into ``source/`` of its partial folder, as those of a model do
+    importing    its files come into ``importing/`` of its partial folder, which becomes ``source/`` when all are there
     inspecting   the engine looks at the first rows, and guesses which column is what
     mapping      somebody says so; a version that came with a preparation skips this
     preparing    the engine reads every row, some seconds at a time, and seals the version or names all faults
@@ -21,7 +21,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.disk import write_durably
+from engine.disk import fsync, write_durably
 from engine.spec.dataset_files import DATASET_MANIFEST, DatasetManifest
 from engine.spec.dataset_preparation import Preparation
 from engine.spec.dataset_report import PreparationReport, SourceReport
@@ -32,7 +32,7 @@ from webapp.catalog.models import DatasetState, DatasetVersion
 from workers.app import app
 from workers.engine_process import EngineFailed, output_of
 from workers.sources import SourceRefused, dataset_files
-from workers.stored_pieces import store_pieces
+from workers.stored_pieces import JOURNAL, store_pieces
 from workers.version_work import (
     DATASET_LOCK,
     Cancelled,
@@ -74,21 +74,25 @@ def _next_step(version: DatasetVersion) -> None:
 
 
 def _import(version: DatasetVersion) -> None:
-    files = dataset_files(version)
-    announce(version, sum(file.size for file in files))
-    report = partial(report_progress, version)
-    folder = version.partial_folder / "importing"
-    if store_pieces(folder, files, until=time.monotonic() + SLICE_S, report=report):
-        source = version.partial_folder / "source"
-        source.mkdir(mode=0o700, exist_ok=True)
-        for file in files:
-            os.replace(folder / file.name, source / file.name)
-        shutil.rmtree(folder)
-        forget_upload(version)
-        _move(version, DatasetState.INSPECTING)
+    """A slice of it.  A kill at any line is made good by the next message: a ``source`` that is there is whole, and the
+    upload is forgotten when the row no longer says ``importing``."""
+    source = version.partial_folder / "source"
+    if not source.is_dir():
+        files = dataset_files(version)
+        announce(version, sum(file.size for file in files))
+        report = partial(report_progress, version)
+        folder = version.partial_folder / "importing"
+        if not store_pieces(folder, files, until=time.monotonic() + SLICE_S, report=report):
+            return
+        os.rename(folder, source)
+        fsync(version.partial_folder)
+    (source / JOURNAL).unlink(missing_ok=True)
+    fsync(source)
+    _move(version, DatasetState.INSPECTING)
 
 
 def _inspect(version: DatasetVersion) -> None:
+    forget_upload(version)
     arguments = ["engine.datasets", "inspect", str(version.partial_folder)]
     report = SourceReport.model_validate_json(_read_by_engine(arguments, INSPECT_S))
     DatasetVersion.objects.filter(id=version.id).update(source_report=report.model_dump(mode="json"))

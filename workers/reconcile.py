@@ -3,15 +3,16 @@
     queued, wanted             -> the launch message is sent again
     model being stored, silent -> its message is sent again; datasets and task sets likewise
     version being checked      -> its job is followed (``checks.py``)
-    launching, no job          -> submitted again under the same id
+    launching, no job          -> submitted again under the same id; where that cannot be, as a dead job
     job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
     silent or stalled          -> job stopped, then the same
     cancel not obeyed          -> job stopped, cancelled
     job without a live attempt -> stopped
 
 Every step is a conditional move or safe to repeat, so a tick may die anywhere and the next one goes
-on; an advisory lock keeps two ticks from doing the same work at once.  If Ray does not answer,
-nothing is known and nothing is changed.
+on; an advisory lock keeps two ticks from doing the same work at once.  A run that cannot be followed
+is left to the next tick, and holds up no other.  If Ray does not answer, nothing is known and nothing
+is changed.
 """
 
 import re
@@ -24,10 +25,14 @@ from typing import Any
 from uuid import UUID
 
 import structlog
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import connection
 from django.utils import timezone
+from pydantic import ValidationError
 
+from engine.spec.problems import problems_in
+from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.catalog.models import DatasetVersion, Measurement, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.catalog.version_models import StoredVersion
@@ -126,7 +131,9 @@ def follow_jobs(jobs: Jobs) -> None:
     for run in Run.objects.filter(state__in=LIVE).defer("summary"):
         try:
             _follow(run, found.get(run.submission_id), jobs, web_answers=web_answers)
-        except DatabaseError:
+        except (RayUnreachable, SoftTimeLimitExceeded):
+            raise
+        except Exception:  # the others are not left alone for it, and the next tick tries it again
             log.exception("cannot follow this run now", run=str(run.id))
     _stop_leftovers(found, jobs)
 
@@ -139,7 +146,7 @@ def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None
         _give_up(run, jobs, RunStatus.CANCELLED, reason, stop=is_alive)
     elif job is None and run.state == RunStatus.LAUNCHING:
         if is_over(run.state_since, RESUBMIT_AFTER):
-            submit(run, jobs)
+            _submit_again(run, jobs)
     elif job is None or job.state != "alive":
         _restart_or_fail(run, jobs, *_why_ended(job), stop=False)
     elif (stalled := _why_stalled(run)) is not None:
@@ -148,6 +155,21 @@ def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None
         silent_s = (now - (run.heartbeat_at or run.state_since)).total_seconds()
         reason = f"attempt {run.attempt} has sent nothing for {silent_s:.0f} s although its job lives"
         _restart_or_fail(run, jobs, reason, may_repeat=True, stop=True)
+
+
+def _submit_again(run: Run, jobs: Jobs) -> None:
+    """Give it up where that cannot be: its file may be written at another attempt, a spec is never read.
+
+    Raises RayUnreachable.
+    """
+    try:
+        submit(run, jobs)
+    except ValidationError as error:
+        problem = problems_in(error, RunSpec)[0]
+        _give_up(run, jobs, RunStatus.FAILED, f"its spec cannot be read by this version: {problem}", stop=False)
+    except OSError as error:
+        reason = f"its launch file cannot be written: {error.strerror or error}"
+        _restart_or_fail(run, jobs, reason, may_repeat=True, stop=False)
 
 
 def _why_ended(job: Job | None) -> tuple[str, bool]:

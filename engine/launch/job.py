@@ -32,6 +32,7 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.environment import Environment
 from engine.spec.event import Event, Finished
 from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
+from engine.spec.impossible import AS_STORED
 from engine.spec.launch import Launch
 from engine.spec.mixture import parts_of
 from engine.training.recordings import recordings_folder
@@ -44,9 +45,12 @@ LAST_WORDS_S = 5.0
 
 
 def launch_from_file(path: Path) -> Launch:
-    """Raises BadSpec; never shows the file's content, which holds a token."""
+    """The launch that the service wrote down, whose spec it took when the run was submitted.
+
+    Raises BadSpec; never shows the file's content, which holds a token.
+    """
     try:
-        launch = Launch.model_validate_json(path.read_bytes())
+        launch = Launch.model_validate_json(path.read_bytes(), context=AS_STORED)
     except OSError as error:
         raise BadSpec([f"{path}: cannot be read: {error.strerror}"]) from error
     except ValidationError as error:

@@ -21,9 +21,12 @@ from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import ChatRenderer
 from engine.rollout.renderers.contract import Renderer
+from engine.spec.impossible import AS_STORED
+from engine.spec.judge_requirements import endpoints_in
+from engine.spec.mixture import sandboxes_of
 from engine.spec.model import BuiltinModel, CheckpointModel, PretrainedModel
 from engine.spec.model_files import CatalogFolder
-from engine.spec.problems import Problem
+from engine.spec.problems import Problem, problems_in
 from engine.spec.recipe import Recipe
 from engine.spec.run import Evaluation, RunSpec
 
@@ -69,19 +72,30 @@ def chosen_model(choice: ModelChoice) -> ChosenModel:
 
 
 def spec_of_model(chosen: ChosenModel, played: RunSpec, *, name: str, slots: int, threads: int | None) -> RunSpec:
-    """The run that sampling the model would be.  ``played``: whose environment and data set it has."""
+    """The run that sampling the model would be.  ``played``: whose environment and data set it has.  Raises BadSpec."""
     resources = played.resources if chosen.before is None else chosen.before.resources
-    few = {"kv_slots": slots, "sandboxes": 1, "rollout_workers": 1, "threads": threads or resources.threads}
-    few["decoders"] = min(resources.decoders, slots)
-    return RunSpec(
-        name=name,
-        environment=played.environment,
-        dataset=played.dataset,
-        model=chosen.model,
-        recipe=Recipe.model_validate({"preset": "evaluate"}),
-        resources=resources.model_copy(update=few),
-        evaluation=Evaluation(tasks=1, interim_tasks=1),
-    )
+    asked = [endpoint for _, endpoint in endpoints_in(played.environment, "environment")]
+    few = {
+        "kv_slots": slots,
+        "decoders": min(resources.decoders, slots),
+        "sandboxes": max(1, len(sandboxes_of(played.environment))),
+        "rollout_workers": 1,
+        "threads": threads or resources.threads,
+        # Nobody starts it: it stands there where what scores the environment names it.
+        "judge": played.resources.judge if any(endpoint.is_of_the_run for endpoint in asked) else None,
+    }
+    try:
+        return RunSpec(
+            name=name,
+            environment=played.environment,
+            dataset=played.dataset,
+            model=chosen.model,
+            recipe=Recipe.model_validate({"preset": "evaluate"}),
+            resources=resources.model_copy(update=few),
+            evaluation=Evaluation(tasks=1, interim_tasks=1),
+        )
+    except ValidationError as error:
+        raise BadSpec([str(problem) for problem in problems_in(error, RunSpec)]) from error
 
 
 def lacking_for_model(spec: RunSpec) -> list[Problem]:
@@ -111,7 +125,7 @@ def _spec_of_checkpoint(model: CheckpointModel) -> RunSpec:
     """Raises BadSpec."""
     file = Path(model.run) / "checkpoints" / f"step-{model.step:06d}" / "state.json"
     try:
-        return RunState.model_validate_json(file.read_bytes()).spec
+        return RunState.model_validate_json(file.read_bytes(), context=AS_STORED).spec
     except (OSError, ValidationError) as error:
         raise BadSpec([f"{file}: cannot be read ({type(error).__name__}); give another --step"]) from error
 

@@ -28,7 +28,8 @@ class Combination(Strict):
 
     Pydantic ends at the first validator that raises, and asks a table only when those inside of it are right.  So the
     outermost table asks for the ``refusals`` of all.  A document with a field that cannot be read is read once more,
-    so that its tables, of which each is the outermost then, refuse what they can by themselves.
+    so that its tables, of which each is the outermost then, refuse what they can by themselves.  An instance is not
+    asked by the documents that it is put into: it was when it was made.
     """
 
     def refusals(self) -> Iterator[PydanticCustomError]:
@@ -38,7 +39,7 @@ class Combination(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _refuses_together(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        if _outer_asks.get() or info.context == AS_STORED:
+        if isinstance(given, cls) or _outer_asks.get() or info.context == AS_STORED:
             return handler(given)
         asking = _outer_asks.set(True)
         try:

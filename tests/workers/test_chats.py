@@ -29,7 +29,7 @@ from webapp.conversations.models import Conversation, State
 from webapp.library.services import delete_version
 from webapp.runs.models import Checkpoint, Run
 from workers import chats
-from workers.chats import ChatHost
+from workers.chats import ChatHost, ChatProcess
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
@@ -49,16 +49,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def talked_run(user: User, trained: Path, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(user: User, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """With a checkpoint of which only the row is there."""
     monkeypatch.setattr(log, "notify_group", lambda _group: None)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = Run.objects.create(
         team=create_team("Blue", acting_user=user), number=1, name="small", total_steps=1,
         spec=RunSpec(name="small").model_dump(mode="json"), created_by=user,
     )  # fmt: skip
     settings.PALESTRA_RUNS = tmp_path
-    (tmp_path / str(run.id)).symlink_to(trained)
     Checkpoint.objects.create(run=run, step=1, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    return run
+
+
+@pytest.fixture
+def talked_run(run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / str(run.id)).symlink_to(trained)
     return run
 
 
@@ -242,6 +248,122 @@ def test_a_deleted_conversation_ends_its_process(host: ChatHost, talked_run: Run
         time.sleep(0.05)
 
 
+@pytest.fixture
+def loads_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes neither read what they are told nor say anything."""
+    monkeypatch.setattr(chats, "_command", lambda _: ["sleep", "600"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("loads_for_ever")
+def test_a_process_that_reads_nothing_holds_up_nobody(host: ChatHost, run: Run, user: User) -> None:
+    deaf, stopped, next_one = (Talk(host, run, user) for _ in range(3))
+    for talk in (deaf, stopped):
+        talk.says("x" * 200_000)  # more than the pipe holds
+        host.tick()
+        assert talk.state == State.LOADING
+    stopped.process.suspend()
+    services.stop(deaf.row)
+    next_one.says("1+1=")
+    host.tick()
+    assert next_one.state == State.WAITING
+    for talk in (deaf, stopped):
+        services.delete_conversation(talk.row, acting_user=user)
+    next_one.until(lambda talk: list(host.processes) == [talk.row.id])
+
+
+def outgrown(talk: Talk, *, kind: str = "send") -> None:
+    """Its log holds more than a process can be told, and ends with a message that waits."""
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    exchange = [("send", {"messages": [user]}), ("reading", {}), ("said", {"message": answer}), ("finished", {})]
+    last = [("send", {"messages": [user]})] if kind == "send" else [*exchange, (kind, {})]
+    seq = log.append(talk.row.id, [*exchange * 501, *last])
+    Conversation.objects.filter(id=talk.row.id).update(asked_seq=seq, handled_seq=seq - 1)
+
+
+@pytest.mark.usefixtures("loads_for_ever")
+def test_a_conversation_that_cannot_be_answered_fails_alone(
+    host: ChatHost, run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, startless, other = (Talk(host, run, user) for _ in range(3))
+    command = chats._command
+    monkeypatch.setattr(chats, "_command", lambda row: ["/no/such/program"] if row == startless.row else command(row))
+    outgrown(long)
+    startless.says("1+1=")
+    other.says("1+1=")
+    host.tick()
+    assert (long.state, startless.state, other.state) == (State.FAILED, State.FAILED, State.LOADING)
+    assert "at most 1000 items" in long.last("ended")["reason"]
+    assert long.last("ended")["reason"].endswith("begin a new conversation")
+    assert startless.last("ended") == {
+        "reason": "the process that samples cannot be started: No such file or directory", "asked": False,
+    }  # fmt: skip
+    for talk in (long, startless):
+        assert talk.row.handled_seq == talk.row.asked_seq
+    assert list(host.processes) == [other.row.id]
+
+
+@pytest.mark.usefixtures("loads_for_ever")
+def test_a_process_that_cannot_be_asked_again_ends_with_the_reason(host: ChatHost, run: Run, user: User) -> None:
+    talk = Talk(host, run, user)
+    talk.says("1+1=")
+    host.tick()
+    outgrown(talk, kind="retry")
+    talk.until(lambda talk: talk.state == State.FAILED)
+    assert talk.last("ended")["asked"] is False
+    assert "begin a new conversation" in talk.last("ended")["reason"]
+    host.tick()
+    assert host.processes == {}
+
+
+@pytest.fixture
+def deleted_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """Keys of conversations that are deleted when the host next writes to their log."""
+    keys: set[Any] = set()
+    append = chats.append
+
+    def late(key: Any, *arguments: Any, **fields: Any) -> int:
+        if key in keys:
+            Conversation.objects.filter(id=key).delete()
+        return append(key, *arguments, **fields)
+
+    monkeypatch.setattr(chats, "append", late)
+    return keys
+
+
+@pytest.mark.usefixtures("loads_for_ever")
+@pytest.mark.parametrize("places", [0, 4])
+def test_a_conversation_that_is_deleted_while_its_message_is_read_holds_up_no_other(
+    host: ChatHost, run: Run, user: User, deleted_before_it_is_written: set[Any], monkeypatch: pytest.MonkeyPatch,
+    places: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(chats, "MOST_IN_ALL", places)
+    gone, other = (Talk(host, run, user) for _ in range(2))
+    for talk in (gone, other):
+        talk.says("1+1=")
+    deleted_before_it_is_written.add(gone.row.id)
+    host.tick()
+    assert other.state == (State.LOADING if places else State.WAITING)
+    assert gone.row.id not in host.processes
+
+
+@pytest.mark.usefixtures("loads_for_ever")
+def test_a_conversation_that_is_deleted_while_its_end_is_written_holds_up_no_other(
+    host: ChatHost, run: Run, user: User, deleted_before_it_is_written: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, orphan, other = (Talk(host, run, user) for _ in range(3))
+    monkeypatch.setattr(ChatProcess, "_write_lines", unreachable)  # the host has to write its end
+    host.processes[ended.row.id] = ChatProcess(ended.row)
+    host.processes[ended.row.id]._reader.join(20)
+    for talk in (orphan, other):
+        Conversation.objects.filter(id=talk.row.id).update(state=State.ANSWERING)
+    deleted_before_it_is_written |= {ended.row.id, orphan.row.id}
+    host.tick()
+    assert host.processes == {}
+    host.begin()
+    assert other.state == State.FAILED
+
+
 def test_a_checkpoint_that_is_gone_is_told_with_its_remedy(host: ChatHost, talked_run: Run, user: User) -> None:
     talk = Talk(host, talked_run, user)
     Conversation.objects.filter(id=talk.row.id).update(step=77)
@@ -308,6 +430,10 @@ def test_a_version_whose_files_were_changed_is_not_talked_with(
     assert "model.catalog = 'tiny@1': chat_template.jinja has another content than when it was stored" in reason
 
 
+def unreachable(*_: Any) -> None:
+    raise DatabaseError("gone")
+
+
 class StopsAfter(Event):
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -322,9 +448,6 @@ def test_a_host_shows_that_it_looks_after_conversations_and_not_while_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive = tmp_path / "alive"
-
-    def unreachable(_host: ChatHost) -> None:
-        raise DatabaseError("gone")
 
     with monkeypatch.context() as without_database:
         without_database.setattr(ChatHost, "tick", unreachable)

@@ -170,6 +170,34 @@ def test_a_message_that_was_lost_is_sent_again(team: Team, user: User, sent: Sen
     assert (version.state, sent) == ("inspecting", [])
 
 
+@pytest.mark.parametrize(
+    ("step", "is_done"), [("fsync", False), ("_move", False), ("_move", True), ("forget_upload", True)]
+)
+def test_an_import_that_is_killed_at_its_end_is_brought_to_it_by_the_next_message(
+    uploaded: Uploaded, work: Callable[[], None], monkeypatch: pytest.MonkeyPatch, step: str, is_done: bool
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    carry_out = getattr(dataset_store, step)
+
+    def killed(*arguments: Any) -> None:
+        if is_done:
+            carry_out(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as killing:
+        killing.setattr(dataset_store, step, killed)
+        with pytest.raises(Killed):
+            uploaded({"a.jsonl": json_lines(ROWS[:2]), "b.jsonl": json_lines(ROWS[2:4])})
+    DatasetVersion.objects.update(heartbeat_at="2020-01-01T00:00Z")
+    resend_lost_messages_about_datasets()
+    work()
+    version = DatasetVersion.objects.get()
+    assert (version.state, version.rows, version.problem) == ("ready", 4, None)
+    assert not UploadPart.objects.exists()
+
+
 def test_a_process_that_needs_too_much_memory_is_a_fault_and_not_the_workers_end(
     uploaded: Uploaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

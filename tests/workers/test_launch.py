@@ -41,6 +41,14 @@ def test_the_launch_file_says_everything_and_is_for_its_owner_only(run: Run, clu
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_a_run_whose_spec_a_younger_rule_would_refuse_is_launched_as_it_was_taken(run: Run, cluster: Any) -> None:
+    run.spec["schedule"]["minibatch_trajectories"] = 7
+    run.save(update_fields=["spec"])
+    launch(str(run.id))
+    assert list(cluster.jobs) == [f"run-{run.id}-1"]
+    assert json.loads(launch_file(run, 1).read_text())["spec"]["schedule"]["minibatch_trajectories"] == 7
+
+
 def test_engines_post_to_the_inner_address_if_there_is_one(run: Run, cluster: Any, settings: Any) -> None:
     settings.PALESTRA_INGEST_URL = "http://web:8700"
     launch(str(run.id))

@@ -6,11 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 from django.utils import timezone
 
+from engine.spec.run import RunSpec
 from webapp import queue
+from webapp.accounts.models import User
 from webapp.runs.models import Desired, Run, RunStatus
+from webapp.runs.services import submit_run
 from workers import reconcile as module
 from workers.launch import BACKOFF_S, launch
 from workers.ray_jobs import Job, RayUnreachable
@@ -33,6 +37,15 @@ def heartbeat(phase: str = "collect", lasted_s: float = 1.0, **fields: Any) -> d
         "waiting_for": None,
         "eta_s": None,
     } | fields
+
+
+@pytest.fixture
+def lost(run: Run, cluster: Any) -> Run:
+    """Claimed by a worker that died before it submitted anything, some time ago."""
+    launch(str(run.id))
+    cluster.restart()
+    Run.objects.update(state_since=seconds_ago(20))
+    return run
 
 
 @pytest.fixture
@@ -103,6 +116,68 @@ def test_a_worker_that_died_between_claim_and_submission_is_finished(run: Run, c
     reconcile()
     assert list(cluster.jobs) == [f"run-{run.id}-1"]
     assert state_of(run) == RunStatus.LAUNCHING
+
+
+def test_a_run_that_cannot_be_followed_holds_up_no_other(
+    lost: Run, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = submit_run(lost.team, RunSpec(name="behind it"), acting_user=User.objects.get())
+    launch(str(behind.id))
+    Run.objects.filter(id=behind.id).update(desired=Desired.CANCEL, desired_since=seconds_ago(31))
+    cluster.jobs[f"run-{lost.id}-0"] = Job("alive")
+    followed: list[Any] = []
+    for checks in (module.TASK_CHECKS, module.PACKAGE_CHECKS):
+        monkeypatch.setattr(type(checks), "follow_all", lambda self, _jobs: followed.append(self))
+
+    def fails(run: Run, _jobs: Any) -> None:
+        assert run == lost
+        raise RuntimeError("a mistake in our code")
+
+    monkeypatch.setattr(module, "submit", fails)
+    reconcile()
+    assert (state_of(lost), state_of(behind)) == (RunStatus.LAUNCHING, RunStatus.CANCELLED)
+    assert cluster.stopped == [behind.submission_id, f"run-{lost.id}-0"]
+    assert followed == [module.TASK_CHECKS, module.PACKAGE_CHECKS]
+
+
+@pytest.mark.parametrize("ends_the_tick", [RayUnreachable("down"), SoftTimeLimitExceeded()])
+def test_what_concerns_all_runs_ends_the_tick_at_the_first(
+    lost: Run, cluster: Any, monkeypatch: pytest.MonkeyPatch, ends_the_tick: Exception
+) -> None:
+    def fails(_run: Run, _jobs: Any) -> None:
+        raise ends_the_tick
+
+    monkeypatch.setattr(module, "submit", fails)
+    with pytest.raises(type(ends_the_tick)):
+        module.follow_jobs(cluster)
+
+
+def test_a_run_whose_launch_file_cannot_be_written_is_tried_again_so_often_and_then_failed(
+    lost: Run, cluster: Any, settings: Any, tmp_path: Any, sent: list[Any]
+) -> None:
+    sent.clear()
+    settings.PALESTRA_RUNS = tmp_path / "file"
+    settings.PALESTRA_RUNS.touch()
+    reconcile()
+    assert state_of(lost) == RunStatus.QUEUED
+    assert sent == [(queue.LAUNCH, (str(lost.id),))]
+    assert lost.transitions.last().reason == "its launch file cannot be written: Not a directory"
+    most = lost.run_spec.schedule.max_attempts
+    Run.objects.update(state=RunStatus.LAUNCHING, attempt=most, state_since=seconds_ago(20))
+    reconcile()
+    assert state_of(lost) == RunStatus.FAILED
+    assert (
+        lost.failure_reason == f"its launch file cannot be written: Not a directory; that was attempt {most} of {most}"
+    )
+
+
+def test_a_run_whose_spec_this_version_cannot_read_is_failed_with_the_field(lost: Run, cluster: Any) -> None:
+    lost.spec["schedule"]["of_another_version"] = 7
+    lost.save(update_fields=["spec"])
+    reconcile()
+    assert state_of(lost) == RunStatus.FAILED
+    assert lost.failure_reason.startswith("its spec cannot be read by this version: schedule.of_another_version = 7")
+    assert cluster.jobs == {}
 
 
 def test_a_dead_job_is_restarted_with_the_reason(running: Run, cluster: Any, sent: list[Any]) -> None:

@@ -8,11 +8,11 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from engine.spec.chat import Send
+from engine.spec.chat import MOST_MESSAGES, Send
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import ModelVersion, VersionState
-from webapp.conversations.log import append
+from webapp.conversations.log import append, unanswered
 from webapp.conversations.models import Conversation, Entry, State
 from webapp.refusals import Invalid, Refused, TooMany
 from webapp.runs.models import Run
@@ -73,13 +73,15 @@ def _make_room(team_id: int) -> None:
 def send(conversation: Conversation, message: Send, *, acting_user: User) -> int:
     """Say something; return the entry's number.
 
-    Raises Refused while an answer is under way, and where the version was deleted.
+    Raises Refused while an answer is under way, where the version was deleted, and where the conversation would have
+    more messages than a process that begins anew can be told.
     """
     conversation = Conversation.objects.select_for_update().get(id=conversation.id)
     _refuse_without_version(conversation)
     _refuse_while_answering(conversation)
     if conversation.last_seq >= MOST_ENTRIES:
         raise TooMany("this conversation has become too long: begin another one")
+    _refuse_too_many_messages(conversation, message)
     body = message.model_dump(mode="json", exclude_none=True) | {"by": acting_user.display_name}
     return _say(conversation, "send", body)
 
@@ -137,6 +139,16 @@ def _refuse_while_answering(conversation: Conversation) -> None:
     )
     if conversation.state in (State.WAITING, State.ANSWERING) or unread.exists():
         raise Refused("an answer is under way: wait for it, or stop it first")
+
+
+def _refuse_too_many_messages(conversation: Conversation, message: Send) -> None:
+    entries = conversation.entries.exclude(kind="tokens").order_by("seq").values_list("kind", "body")
+    history, _ = unanswered(entries)
+    if len(history) + len(message.messages) > MOST_MESSAGES:
+        raise Refused(
+            f"a conversation has at most {MOST_MESSAGES} messages, answers and results of tools among them, and this "
+            f"one has {len(history)}: begin a new conversation"
+        )
 
 
 def _say(conversation: Conversation, kind: str, body: dict[str, object]) -> int:

@@ -13,7 +13,12 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from engine.launch.chat import ChatOptions, chat_spec
+from engine.launch.preflight import BadSpec
+from engine.loop.state import RunState
 from engine.spec.chat import CHAT_OUTPUT, LONGEST_LINE
+from engine.spec.impossible import AS_STORED
+from engine.spec.run import RunSpec
 from tests.engine.trainings import RUN
 
 ROOT = Path(__file__).parents[3]
@@ -234,6 +239,24 @@ def test_what_cannot_be_talked_to_is_refused_before_anything_is_loaded(
     assert done.returncode == 2
     assert words in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
+
+
+def test_a_checkpoint_whose_spec_a_younger_rule_would_refuse_can_be_talked_with_where_the_chat_can_be(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "checkpoints" / "step-000001"
+    folder.mkdir(parents=True)
+    options = ChatOptions(model=None, run=str(tmp_path), step=1, environment=None)
+
+    def taken_once(tables: dict[str, Any]) -> None:
+        spec = RunSpec.model_validate({"name": "taken once", **tables}, context=AS_STORED)
+        (folder / "state.json").write_text(RunState(spec=spec).model_dump_json())
+
+    taken_once({"schedule": {"minibatch_trajectories": 7}})
+    assert chat_spec(options).resources.kv_slots == 1
+    taken_once({"resources": {"batch_delay_ms": 5.0, "generator": "sglang"}})
+    with pytest.raises(BadSpec, match="resources.batch_delay_ms = 5.0"):
+        chat_spec(options)
 
 
 def test_tools_on_a_machine_that_makes_no_sandboxes_are_refused_with_what_is_missing(run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from engine.launch.job import launch_from_file
-from engine.launch.preflight import BadSpec
+from engine.launch.preflight import BadSpec, spec_from_file
+from engine.spec.impossible import AS_STORED
 from engine.spec.launch import Launch
 from engine.spec.run import RunSpec
 from tests.engine.dying import dying
@@ -134,6 +135,19 @@ def test_a_bad_launch_file_is_refused_without_showing_its_token(tmp_path: Path) 
     assert done.returncode == 2
     assert "not a launch file of this version (see spec, ingest_url, run_dir)" in done.stderr
     assert "top secret" not in done.stderr + done.stdout
+
+
+def test_a_run_whose_spec_a_younger_rule_would_refuse_is_launched_as_it_was_taken(tmp_path: Path) -> None:
+    document = {"name": "taken once", "schedule": {"minibatch_trajectories": 7}}
+    spec = RunSpec.model_validate(document, context=AS_STORED)
+    launch = Launch(
+        run_id="r1", attempt=2, spec=spec, ingest_url="http://127.0.0.1:1", token="t", run_dir=str(tmp_path)
+    )
+    (tmp_path / "attempt-2.json").write_text(launch.model_dump_json())
+    assert launch_from_file(tmp_path / "attempt-2.json").spec == spec
+    (tmp_path / "run.toml").write_text('name = "new"\n[schedule]\nminibatch_trajectories = 7\n')
+    with pytest.raises(BadSpec, match="do not divide into minibatches of 7"):
+        spec_from_file(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("environment", [{"id": "import", "path": "os:system"}, {"id": "package", "path": "/tmp"}])

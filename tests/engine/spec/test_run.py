@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from engine.loop.state import RunState
+from engine.spec.impossible import AS_STORED
+from engine.spec.launch import Launch
 from engine.spec.model import BuiltinModel
 from engine.spec.problems import problems_in
 from engine.spec.recipe import Recipe
@@ -36,6 +39,17 @@ def test_what_is_given_beside_a_preset_overrides_it() -> None:
 def test_a_spec_that_travelled_as_json_is_the_same_spec() -> None:
     spec = RunSpec.model_validate({"name": "there and back", "recipe": {"preset": "dr-grpo"}, "seed": 7})
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_spec_that_was_taken_once_is_not_asked_again_by_what_it_is_put_into() -> None:
+    document = {"name": "taken once", "schedule": {"minibatch_trajectories": 7}}
+    with pytest.raises(ValidationError, match="do not divide into minibatches of 7"):
+        RunSpec.model_validate(document)
+    spec = RunSpec.model_validate(document, context=AS_STORED)
+    launch = Launch(run_id="r", attempt=2, spec=spec, ingest_url="u", token="t", run_dir="d")
+    assert launch.spec is RunState(spec=spec).spec is spec
+    with pytest.raises(ValidationError, match="do not divide into minibatches of 7"):
+        Launch.model_validate(launch.model_dump())
 
 
 def test_a_spec_cannot_be_changed() -> None:

@@ -9,6 +9,7 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
+from engine.spec.chat import New
 from tests.webapp.models import ready_version
 from webapp.accounts.models import AuditEntry, Team, User
 from webapp.catalog.models import ModelVersion
@@ -24,7 +25,9 @@ from webapp.runs.models import Checkpoint, Run
 def talked_run(run: Run) -> Run:
     """With checkpoints after steps 0 to 40, of which three are kept."""
     Checkpoint.objects.bulk_create(
-        Checkpoint(run=run, step=step, path=f"/ck/{step}", size_bytes=1, seconds=0.1, at=timezone.now())
+        Checkpoint(
+            run=run, step=step, path=f"/ck/{step}", size_bytes=1, seconds=0.1, at=timezone.now(), on_disk=step >= 20
+        )
         for step in range(0, 50, 10)
     )
     return run
@@ -125,6 +128,32 @@ def test_nothing_can_be_asked_again_before_something_was_said(
     assert api.post(f"/conversations/{conversation.id}/retry").status_code == 409
     append(conversation.id, [("send", text()), ("new", {})], handled_seq=2)
     assert api.post(f"/conversations/{conversation.id}/retry").status_code == 409
+
+
+def test_a_conversation_takes_as_many_messages_as_another_process_can_be_told(
+    api_of: Any, bob: User, conversation: Conversation
+) -> None:
+    """A message and 64 calls with their results, over and over: more than are ever sent by people."""
+    api, path = api_of(bob), f"/conversations/{conversation.id}"
+    answer = [READING, *[turn_of("x"), RESULT] * 64, ("finished", {})]
+    for _ in range(7):
+        append(conversation.id, [("send", text()), *answer])
+    messages = text()["messages"] * 64
+    append(conversation.id, [("send", {"messages": messages}), READING, turn_of("x"), ("finished", {})])
+    assert len(unanswered(conversation.entries.order_by("seq").values_list("kind", "body"))[0]) == 968
+    Conversation.objects.filter(id=conversation.id).update(handled_seq=conversation.entries.count())
+    refused = api.post(f"{path}/messages", {"messages": messages[:33]})
+    assert refused.status_code == 409
+    assert "at most 1000 messages" in refused.json()["detail"]
+    assert "this one has 968: begin a new conversation" in refused.json()["detail"]
+    sent = api.post(f"{path}/messages", {"messages": messages[:32]})
+    assert sent.status_code == 202
+    history, asked = unanswered(conversation.entries.order_by("seq").values_list("kind", "body"))
+    assert (len(New(history=history).history), len(asked.messages) if asked else 0) == (968, 32)
+    append(conversation.id, [("finished", {})], handled_seq=sent.json()["seq"])
+    assert api.post(f"{path}/messages", text()).status_code == 409
+    assert api.post(f"{path}/new").status_code == 202
+    assert api.post(f"{path}/messages", text()).status_code == 202
 
 
 PATHS = ["/messages", "/stop", "/new", "/retry", ""]
