@@ -11,8 +11,8 @@ import json
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -174,6 +174,32 @@ class Bodies:
         self.held_bytes -= received
 
 
+class Answers:
+    """What all connections of a server are answering."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """From a request that has been read to the end of what is written for it."""
+        self.under_way += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            if not self.under_way:
+                self._none.set()
+
+    async def over(self) -> None:
+        """When this returns there is none."""
+        while self.under_way:
+            await self._none.wait()
+
+
 class HttpRefused(RequestRefused):
     """A request that HTTP's own rules refuse: its status is not that of its kind, and ``headers`` say what is taken."""
 
@@ -193,7 +219,7 @@ class ProxyServer:
         self._door, self._patience, self._most_connections = door, patience, most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._bodies = Bodies()
+        self._bodies, self._answers = Bodies(), Answers()
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -213,6 +239,16 @@ class ProxyServer:
         """How many are open."""
         return len(self._connections)
 
+    @property
+    def answering(self) -> int:
+        """How many requests are being answered."""
+        return self._answers.under_way
+
+    async def finish(self, most_s: float) -> None:
+        """Let what is being answered be answered to its end, for so long at most; the door refuses what is new."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._answers.over(), most_s)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
@@ -222,8 +258,10 @@ class ProxyServer:
         self._connections.add(connection)
         # asyncio does so itself where it knows that the listener speaks TCP, which not every listener tells.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # What is written is the kernel's then, and the end of the connection cuts nothing of it.
+        writer.transport.set_write_buffer_limits(0)
         try:
-            await _Connection(self._door, self._patience, self._bodies, reader, writer).serve()
+            await _Connection(self._door, self._patience, self._bodies, self._answers, reader, writer).serve()
         except (OSError, TimeoutError):
             log.debug("an agent's connection ended in the middle", exc_info=True)
         except asyncio.CancelledError:
@@ -244,10 +282,11 @@ class _Connection:
         door: Door,
         patience: Patience,
         bodies: Bodies,
+        answers: Answers,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._door, self._patience, self._bodies = door, patience, bodies
+        self._door, self._patience, self._bodies, self._answers = door, patience, bodies, answers
         self._reader, self._writer = reader, writer
         self._http = _connection()
         self._path = ""
@@ -266,10 +305,12 @@ class _Connection:
                     refuse = answerer.refuse
                     self._check(request)
                     body = await self._body()
-                await self._answered(answerer, body)
+                with self._answers.one():
+                    await self._answered(answerer, body)
             except RequestRefused as refusal:
                 refuse(refusal.kind)
-                await self._refuse(refusal)
+                with self._answers.one():
+                    await self._refuse(refusal)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
 

@@ -12,10 +12,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
-from typing import Any
 
+from engine.failures import AttemptFailed
+from engine.inference.sglang.client import ServerRefused
+from engine.inference.torch.generator import NonFiniteLogits
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.contexts import Context, Contexts
@@ -24,7 +26,7 @@ from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behi
 from engine.rollout.agents.server import Answerer, Completed
 from engine.rollout.policy_session import PolicySession
 from engine.seeds import derived_seed
-from engine.serving.models.shelf import LoadedModel, Shelf
+from engine.serving.models.shelf import WAIT_S, LoadedModel, Shelf
 from engine.serving.models.usage_log import UsageLog
 from engine.spec.generation import NO_TRUNCATION, Truncation
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
@@ -32,6 +34,9 @@ from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
 MINUTE_S, DAY_S = 60.0, 86400.0
 ANY_MODEL = "policy"
 """What a request that names no model asks for: the one of its key."""
+OF_ONE_CALL = (NonFiniteLogits, ServerRefused)
+"""They end a call and leave the generator as it was.  GenerationAborted does not: nobody ends the sessions of a model
+that is in use but a generator that has failed."""
 log = logging.getLogger(__name__)
 
 
@@ -46,8 +51,6 @@ class Limits:
     def __init__(self) -> None:
         self._begun: deque[float] = deque()
         self._under_way = 0
-        self.calls: set[asyncio.Task[Any]] = set()
-        """Requests that are being answered."""
         self._reserved_tokens = 0
 
     @contextmanager
@@ -64,16 +67,12 @@ class Limits:
             raise RequestRefused(
                 "rate", f"the {key.tokens_per_day} tokens of this day (UTC) are used up", retry_s=_to_midnight()
             )
-        call = asyncio.current_task()
-        assert call is not None
         self._begun.append(now)
         self._under_way += choices
-        self.calls.add(call)
         try:
             yield
         finally:
             self._under_way -= choices
-            self.calls.discard(call)
 
     @contextmanager
     def lent(self, key: ServedKey, used_today: int, read: int, most_tokens: int, choices: int) -> Iterator[int]:
@@ -82,13 +81,18 @@ class Limits:
         Raises RequestRefused where the day's tokens leave none.
         """
         if key.tokens_per_day is not None:
-            left = key.tokens_per_day - used_today - self._reserved_tokens - read
-            most_tokens = min(most_tokens, left // choices)
-            if most_tokens < 1:
+            left = key.tokens_per_day - used_today - read
+            if left < choices:
                 raise RequestRefused(
-                    "rate", f"what is left of the {key.tokens_per_day} tokens of this day (UTC) is too little, or lent"
-                    " to calls under way", retry_s=_to_midnight(),
+                    "rate", f"what is left of the {key.tokens_per_day} tokens of this day (UTC) is too little",
+                    retry_s=_to_midnight(),
                 )  # fmt: skip
+            left -= self._reserved_tokens
+            if left < choices:
+                raise RequestRefused(
+                    "rate", "the tokens of this day (UTC) that are left are lent to calls under way: try again after"
+                )
+            most_tokens = min(most_tokens, left // choices)
         reserved = read + most_tokens * choices
         self._reserved_tokens += reserved
         try:
@@ -98,10 +102,10 @@ class Limits:
 
 
 class _Meter:
-    """Counts what a request has had sampled so far, for a caller that hangs up."""
+    """Counts what a request has had so far, for a caller that hangs up."""
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.prompt_tokens = self.tokens = 0
 
     def sampled(self, token: int, logprob: float) -> None:
         self.tokens += 1
@@ -120,31 +124,33 @@ class Caller:
     async def complete(self, asked: Asked, live: Live | None) -> Completed:
         if asked.model not in (ANY_MODEL, self._model.name):
             raise RequestRefused("model", f"the key opens {self._model.name!r} alone: ask for it", field="model")
-        began = time.monotonic()
-        used_today = self._usage.tokens_today(self._key.id, time.time())
-        with self._limits.held(self._key, asked.choices, used_today, began):
-            async with self._shelf.using(self._model) as loaded:
-                refuse_far_too_long(asked, loaded.context_tokens)
-                context = Contexts(loaded.renderer).find(asked).context
-                room = room_behind(context, loaded.context_tokens)
-                wanted = min(room, asked.most_tokens or room)
-                if live is not None:
-                    live.begin(len(context.token_ids))
-                meter = _Meter()
-                try:
-                    with self._limits.lent(
-                        self._key, used_today, len(context.token_ids), wanted, asked.choices
-                    ) as most_tokens:
-                        calls = await self._sampled(asked, context, loaded, most_tokens, meter, live)
-                except asyncio.CancelledError:
-                    self._record("hung-up", began, prompt_tokens=len(context.token_ids), sampled_tokens=meter.tokens)
-                    raise
-                sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
-                self._record("answered", began, prompt_tokens=len(context.token_ids), sampled_tokens=sampled)
-                return Completed(calls, loaded.renderer)
+        began, meter = time.monotonic(), _Meter()
+        with self._limits.held(self._key, asked.choices, self._used_today(), began):
+            try:
+                async with self._shelf.using(self._model) as loaded:
+                    calls = await self._answered(asked, loaded, meter, live)
+            except asyncio.CancelledError:
+                with suppress(RequestRefused):  # nobody waits for an answer, and the log has it
+                    self._record("hung-up", began, meter.prompt_tokens, meter.tokens)
+                raise
+            sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
+            self._record("answered", began, meter.prompt_tokens, sampled)
+            return Completed(calls, loaded.renderer)
 
     def refuse(self, kind: str) -> None:
-        self._record(kind, time.monotonic())
+        with suppress(RequestRefused):  # it has used nothing, and the log has it
+            self._record(kind, time.monotonic())
+
+    async def _answered(self, asked: Asked, loaded: LoadedModel, meter: _Meter, live: Live | None) -> list[Call]:
+        refuse_far_too_long(asked, loaded.context_tokens)
+        context = (await Contexts(loaded.renderer).find(asked, loaded.context_tokens)).context
+        read, room = len(context.token_ids), room_behind(context, loaded.context_tokens)
+        wanted = min(room, asked.most_tokens or room)
+        if live is not None:
+            live.begin(read)
+        with self._limits.lent(self._key, self._used_today(), read, wanted, asked.choices) as most_tokens:
+            meter.prompt_tokens = read
+            return await self._sampled(asked, context, loaded, most_tokens, meter, live)
 
     async def _sampled(
         self,
@@ -165,7 +171,7 @@ class Caller:
         ]
         try:
             return list(await asyncio.gather(*sampling))
-        except RuntimeError as error:  # of the generator: NonFiniteLogits, GenerationAborted
+        except (RuntimeError, AttemptFailed) as error:  # of the generator
             log.warning("a call to model %s failed", self._model.name, exc_info=error)
             raise RequestRefused("unavailable", f"the model could not answer: {type(error).__name__}") from error
         finally:
@@ -173,12 +179,31 @@ class Caller:
                 turn.cancel()
             await asyncio.gather(*sampling, return_exceptions=True)
 
-    def _record(self, outcome: str, began: float, **tokens: int) -> None:
+    def _used_today(self) -> int:
+        """Raises RequestRefused where that cannot be read."""
+        with _recording():
+            return self._usage.tokens_today(self._key.id, time.time())
+
+    def _record(self, outcome: str, began: float, prompt_tokens: int = 0, sampled_tokens: int = 0) -> None:
+        """Raises RequestRefused where it cannot be written."""
         line = UsageLine(
             at=time.time(), key=self._key.id, model=self._model.name, outcome=outcome,
-            seconds=round(time.monotonic() - began, 3), **tokens,
+            prompt_tokens=prompt_tokens, sampled_tokens=sampled_tokens, seconds=round(time.monotonic() - began, 3),
         )  # fmt: skip
-        self._usage.write(line)
+        with _recording():
+            self._usage.write(line)
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """What cannot be recorded is not served: an OSError becomes RequestRefused, and stands in the log."""
+    try:
+        yield
+    except OSError as error:
+        log.exception("usage cannot be recorded")
+        raise RequestRefused(
+            "unavailable", "the server cannot record what is used: its log says why", retry_s=WAIT_S
+        ) from error
 
 
 async def _turn(
@@ -198,6 +223,9 @@ async def _turn(
     session = _session(asked, loaded)
     try:
         generated = await session.sample(context.token_ids, seed=seed, most_tokens=most_tokens, on_token=on_token)
+    except (RuntimeError, AttemptFailed) as error:
+        loaded.is_broken = loaded.is_broken or not isinstance(error, OF_ONE_CALL)
+        raise
     finally:
         await session.release()
     shown = "" if live is None else live.shown.content
@@ -235,11 +263,6 @@ class ServedDoor:
         models = {model.name: model for model in file.models}
         self._by_digest = {key.sha256: (key, models[key.model]) for key in file.keys}
         self._limits = {key.id: self._limits.get(key.id) or Limits() for key in file.keys}
-
-    @property
-    def calls(self) -> set[asyncio.Task[Any]]:
-        """Requests that are being answered."""
-        return {call for limits in self._limits.values() for call in limits.calls}
 
     def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
         """All keys that are given must be the same one, and one must be given."""

@@ -12,9 +12,10 @@ import os
 import secrets
 import signal
 import socket
-import time
 import tomllib
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from engine.rollout.agents.server import DIALECTS, ProxyServer
 from engine.serving.models.callers import ServedDoor, digest_of
 from engine.serving.models.shelf import Room, Shelf
 from engine.serving.models.usage_log import UsageLog
-from engine.spec.problems import Problem
+from engine.spec.problems import Problem, problems_in
 from engine.spec.serving import ServedFile, ServedKey, ServedModel
 
 LOOK_EVERY_S = 0.5
@@ -81,6 +82,8 @@ def read_file(path: Path) -> ServedFile:
 def _file(options: argparse.Namespace) -> ServedFile:
     if options.file is not None:
         return read_file(options.file)
+    if options.step is not None and options.which is None:
+        raise BadSpec([str(Problem("--step", options.step, "a folder has no steps", "remove it, or give --run"))])
     key = new_key()
     name = options.name or _usual_name(options)
     try:
@@ -88,13 +91,19 @@ def _file(options: argparse.Namespace) -> ServedFile:
             name=name, folder=options.model, run=options.which, step=options.step, context_tokens=options.context
         )
     except ValidationError as error:
-        problem = Problem("--name", name, error.errors(include_url=False)[0]["msg"], "use letters, digits, . _ @ / -")
-        raise BadSpec([str(problem)]) from error
+        raise BadSpec([str(_of_option(problem)) for problem in problems_in(error, ServedModel)]) from error
     print(f"model {name}, key {key}", flush=True)
     unlimited = {"requests_per_minute": 100_000, "parallel": 256}
     return ServedFile(
         models=[model], keys=[ServedKey(id="own", sha256=digest_of(key.encode()), model=name, **unlimited)]
     )
+
+
+def _of_option(problem: Problem) -> Problem:
+    """The problem of a field of ServedModel, as one of the option that it comes from."""
+    if problem.field == "name":
+        return replace(problem, field="--name", remedy="use letters, digits, . _ @ / -")
+    return replace(problem, field={"context_tokens": "--context", "step": "--step"}[problem.field])
 
 
 def _usual_name(options: argparse.Namespace) -> str:
@@ -124,7 +133,8 @@ async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> N
             looking = asyncio.create_task(_look_after(door, shelf, options))
             await stopping.wait()
             looking.cancel()
-            await _finished(door)
+            door.closing = True
+            await server.finish(GRACE_S)
     finally:
         await shelf.close()
         usage.close()
@@ -132,11 +142,10 @@ async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> N
 
 async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespace) -> None:
     """Read the file again when it has changed, unload what is idle, and say that all is well."""
-    seen, swept = _stamp(options.file), time.monotonic()
-    while True:
-        if options.alive is not None:
-            options.alive.touch()
-        await asyncio.sleep(LOOK_EVERY_S)
+    seen = _stamp(options.file)
+
+    async def look() -> None:
+        nonlocal seen
         stamp = _stamp(options.file)
         if stamp != seen:
             seen = stamp
@@ -144,9 +153,21 @@ async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespac
                 door.serve(await asyncio.to_thread(read_file, options.file))
             except BadSpec as refused:  # what was served before goes on: half a file must not end everybody's calls
                 log.error("the file is not taken: %s", "; ".join(refused.lines))
-        if time.monotonic() - swept > SWEEP_EVERY_S:
-            swept = time.monotonic()
-            await shelf.sweep()
+        if options.alive is not None:
+            options.alive.touch()
+
+    # The shelf is swept beside: it waits for a model that is being loaded, and a revoked key must not.
+    await asyncio.gather(_again_and_again(look, LOOK_EVERY_S), _again_and_again(shelf.sweep, SWEEP_EVERY_S))
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Never returns: what fails once is done again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("looking after the models: %s failed", work.__name__)
+        await asyncio.sleep(every_s)
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:
@@ -156,13 +177,6 @@ def _stamp(file: Path | None) -> tuple[int, int, int] | None:
         found = file.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
     return None
-
-
-async def _finished(door: ServedDoor) -> None:
-    """Let calls end; new ones are refused."""
-    door.closing = True
-    if calls := door.calls:
-        await asyncio.wait(calls, timeout=GRACE_S)
 
 
 def parser() -> argparse.ArgumentParser:

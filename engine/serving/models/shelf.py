@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from engine.cluster.generators import generator_for
@@ -49,6 +49,13 @@ class LoadedModel:
     memory_bytes: int
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
+    is_broken: bool = False
+    """Its generator has failed, and answers nobody any more."""
+
+    def leave(self) -> None:
+        """One user less."""
+        self.users -= 1
+        self.used_at = time.monotonic()
 
 
 class Shelf:
@@ -67,25 +74,25 @@ class Shelf:
 
     @asynccontextmanager
     async def using(self, entry: ServedModel) -> AsyncIterator[LoadedModel]:
-        """The model, which stays loaded until the end of the block.  Raises RequestRefused where it cannot be had."""
-        loaded = self._loaded.get(entry.name)
-        if loaded is None or loaded.entry != entry:
-            async with self._changing:
-                loaded = await self._there(entry)
-                loaded.users += 1
+        """The model, which stays loaded until the end of the block.  Raises RequestRefused where it cannot be had.
+
+        A load that has begun goes on without the caller that is cancelled: the next one finds the model.
+        """
+        loaded = self._found(entry)
+        if loaded is None:
+            loaded = await self._fetched(entry)
         else:
             loaded.users += 1
         try:
             yield loaded
         finally:
-            loaded.users -= 1
-            loaded.used_at = time.monotonic()
+            loaded.leave()
 
     async def sweep(self) -> None:
-        """Unload what was not used for long."""
+        """Unload what was not used for long, or has failed."""
         async with self._changing:
             for loaded in self._idle():
-                if time.monotonic() - loaded.used_at > self._room.idle_s:
+                if loaded.is_broken or time.monotonic() - loaded.used_at > self._room.idle_s:
                     await self._unload(loaded)
 
     async def close(self) -> None:
@@ -94,33 +101,41 @@ class Shelf:
             for loaded in list(self._loaded.values()):
                 await self._unload(loaded)
 
-    async def _there(self, entry: ServedModel) -> LoadedModel:
+    def _found(self, entry: ServedModel) -> LoadedModel | None:
         loaded = self._loaded.get(entry.name)
-        if loaded is not None and loaded.entry == entry:
-            return loaded
-        if loaded is not None:
-            await self._make_way(loaded)
+        return loaded if loaded is not None and loaded.entry == entry and not loaded.is_broken else None
+
+    async def _fetched(self, entry: ServedModel) -> LoadedModel:
+        """The model, with one user more."""
+        await self._changing.acquire()
+        fetching = asyncio.create_task(self._fetch(entry))
+        fetching.add_done_callback(lambda _: self._changing.release())
         try:
-            spec = await asyncio.to_thread(_spec_of, entry, self._room)
-        except BadSpec as refused:
-            log.warning("model %s cannot be served: %s", entry.name, "; ".join(refused.lines))
-            raise RequestRefused(
-                "unavailable", "the model cannot be loaded: the server's log says why", retry_s=WAIT_S
-            ) from refused
-        needed = _memory(spec)
-        await self._make_room(entry, needed)
-        generator = await asyncio.to_thread(lambda: generator_for(spec.model, spec.resources, seed=spec.seed))
-        renderer = await asyncio.to_thread(lambda: renderers_of(spec)("auto"))
-        loaded = LoadedModel(entry, generator, renderer, model_origin(spec.model).context_tokens, needed)
-        self._loaded[entry.name] = loaded
-        log.info("model %s is loaded: %s", entry.name, readable_bytes(needed))
+            return await asyncio.shield(fetching)  # nothing ends the thread that loads
+        except asyncio.CancelledError:
+            fetching.add_done_callback(_leave)
+            raise
+
+    async def _fetch(self, entry: ServedModel) -> LoadedModel:
+        if (loaded := self._found(entry)) is None:
+            with _refusing(entry):
+                if (former := self._loaded.get(entry.name)) is not None:
+                    await self._make_way(former)
+                spec = await asyncio.to_thread(_spec_of, entry, self._room)
+                needed = await asyncio.to_thread(_memory, spec)
+                await self._make_room(entry, needed)
+                loaded = await asyncio.to_thread(_load, entry, spec, needed)
+            self._loaded[entry.name] = loaded
+            log.info("model %s is loaded: %s", entry.name, readable_bytes(needed))
+        # Counted before the lock is given on: whoever has it next may take the place of what nobody uses.
+        loaded.users += 1
         return loaded
 
     async def _make_way(self, former: LoadedModel) -> None:
-        """Another model has its name now."""
+        """Another model has its name now, or it has failed."""
         if former.users:
             raise RequestRefused(
-                "unavailable", "the model of this name has changed, and calls to the former one are under way",
+                "unavailable", "the model of this name has changed or failed, and calls to it are under way",
                 retry_s=WAIT_S,
             )  # fmt: skip
         await self._unload(former)
@@ -143,14 +158,40 @@ class Shelf:
                 f"{readable_bytes(taken)} of {readable_bytes(most)}", retry_s=WAIT_S,
             )  # fmt: skip
 
-    def _idle(self) -> list[LoadedModel]:
-        """Those that nobody uses now, the one that was used last at the end."""
-        return sorted((loaded for loaded in self._loaded.values() if not loaded.users), key=lambda it: it.used_at)
+    def _idle(self) -> Iterator[LoadedModel]:
+        """Those that nobody uses by then: at first what has failed, at the end what was used last."""
+        in_order = sorted(self._loaded.values(), key=lambda loaded: (not loaded.is_broken, loaded.used_at))
+        return (loaded for loaded in in_order if not loaded.users)
 
     async def _unload(self, loaded: LoadedModel) -> None:
         del self._loaded[loaded.entry.name]
         await asyncio.to_thread(loaded.generator.close)
         log.info("model %s is unloaded", loaded.entry.name)
+
+
+@contextmanager
+def _refusing(entry: ServedModel) -> Iterator[None]:
+    """What keeps the model from being loaded stands in the log.  Raises RequestRefused, which tells callers less."""
+    try:
+        yield
+    except RequestRefused:
+        raise
+    except BadSpec as refused:
+        log.warning("model %s cannot be served: %s", entry.name, "; ".join(refused.lines))
+        raise _not_loaded() from refused
+    except Exception as error:
+        log.exception("model %s cannot be loaded", entry.name)
+        raise _not_loaded() from error
+
+
+def _not_loaded() -> RequestRefused:
+    return RequestRefused("unavailable", "the model cannot be loaded: the server's log says why", retry_s=WAIT_S)
+
+
+def _leave(fetching: asyncio.Task[LoadedModel]) -> None:
+    """Nobody has waited for it."""
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().leave()
 
 
 def _spec_of(entry: ServedModel, room: Room) -> RunSpec:
@@ -162,6 +203,13 @@ def _spec_of(entry: ServedModel, room: Room) -> RunSpec:
     if problems := lacking_for_model(spec):
         raise BadSpec([str(problem) for problem in problems])
     return spec
+
+
+def _load(entry: ServedModel, spec: RunSpec, memory_bytes: int) -> LoadedModel:
+    """The generator is made last: what fails after it would leave it to nobody."""
+    context_tokens, renderer = model_origin(spec.model).context_tokens, renderers_of(spec)("auto")
+    generator = generator_for(spec.model, spec.resources, seed=spec.seed)
+    return LoadedModel(entry, generator, renderer, context_tokens, memory_bytes)
 
 
 def _memory(spec: RunSpec) -> int:

@@ -1,8 +1,11 @@
 """What keys have used: a file of JSON lines for each day (UTC), which outlives every process.
 
-A line that a kill has cut is dropped when the file is opened again: its caller has had no answer.
+A line that a kill has cut is dropped when the file is opened again: its caller has had no answer.  Any other one that
+cannot be read is passed over.
 """
 
+import errno
+import logging
 import os
 from collections import Counter
 from datetime import UTC, datetime
@@ -12,16 +15,24 @@ from pydantic import ValidationError
 
 from engine.spec.serving import UsageLine
 
+log = logging.getLogger(__name__)
+
 
 def day_of(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def lines_in(file: Path) -> list[UsageLine]:
-    """The whole lines of one day's file; none where there is no file."""
+    """The whole lines of one day's file that can be read; none where there is no file."""
     if not file.exists():
         return []
-    return [UsageLine.model_validate_json(line) for line in _whole(file.read_bytes()).splitlines()]
+    lines = []
+    for number, text in enumerate(_whole(file.read_bytes()).splitlines(), 1):
+        try:
+            lines.append(UsageLine.model_validate_json(text))
+        except ValidationError:
+            log.error("%s, line %d: it cannot be read, and is not counted", file, number)
+    return lines
 
 
 class UsageLog:
@@ -36,7 +47,7 @@ class UsageLog:
     def write(self, line: UsageLine) -> None:
         """Raises OSError where the disk is full: what cannot be recorded is not served."""
         self._turn_to(day_of(line.at))
-        os.write(self._descriptor, line.model_dump_json().encode() + b"\n")
+        self._append(line.model_dump_json().encode() + b"\n")
         self._tokens[line.key] += line.prompt_tokens + line.sampled_tokens
 
     def tokens_today(self, key: str, now: float) -> int:
@@ -48,6 +59,13 @@ class UsageLog:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._day, self._descriptor = "", -1
+
+    def _append(self, text: bytes) -> None:
+        """All of it, or nothing: the next line would go on behind a part."""
+        written = os.write(self._descriptor, text)
+        if written < len(text):
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _turn_to(self, day: str) -> None:
         if day == self._day:

@@ -1,12 +1,16 @@
 """Models that are served to keys: who may ask, how much, what is recorded, and what leaves the memory again."""
 
+import argparse
 import asyncio
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,14 +18,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.inference.interface import GenerationAborted
+from engine.inference.sglang.client import ServerRefused
+from engine.inference.torch.divided import DecodersLost
+from engine.inference.torch.generator import NonFiniteLogits
 from engine.launch.preflight import BadSpec
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents import live
 from engine.rollout.agents.asked import RequestRefused
 from engine.rollout.agents.server import MOST_BODY_BYTES, ProxyServer
-from engine.serving.models import callers
-from engine.serving.models.callers import ServedDoor, digest_of
-from engine.serving.models.command import new_key, read_file
+from engine.serving.models import callers, command, shelf
+from engine.serving.models.callers import Limits, ServedDoor, digest_of
+from engine.serving.models.command import new_key, parser, read_file, serve_models
 from engine.serving.models.shelf import Room, Shelf
 from engine.serving.models.usage_log import UsageLog, day_of, lines_in
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
@@ -40,6 +48,12 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     make_sample_model(path, seed=0)
     return path
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """No folder is checked before it is loaded, which takes a process each time."""
+    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec: [])
 
 
 def served(folder, **limits):
@@ -248,6 +262,33 @@ async def test_calls_side_by_side_cannot_have_the_same_tokens_of_the_day(folder,
         assert any(outcome == "answered" for outcome, _, _ in server.usage)
 
 
+def test_tokens_that_calls_under_way_have_come_back_and_those_that_are_used_up_do_not():
+    key = ServedKey(id="one", sha256=digest_of(KEY.encode()), model="m", tokens_per_day=100)
+    limits = Limits()
+    with limits.lent(key, 20, 10, 500, 1) as most_tokens:
+        assert most_tokens == 70
+        with pytest.raises(RequestRefused, match="lent to calls under way") as soon, limits.lent(key, 20, 10, 500, 1):
+            pass
+        with pytest.raises(RequestRefused, match="is too little") as tomorrow, limits.lent(key, 90, 10, 500, 1):
+            pass
+    assert soon.value.retry_s == 1
+    assert tomorrow.value.retry_s == pytest.approx(86400 - time.time() % 86400, abs=60)
+    with limits.lent(key, 20, 10, 500, 1) as most_tokens:
+        assert most_tokens == 70
+
+
+async def test_tokens_that_are_used_while_a_call_waits_for_its_model_count(folder, tmp_path):
+    async with serving(served(folder, tokens_per_day=40), tmp_path) as server:
+        async with server.shelf._changing:
+            asking = asyncio.create_task(server.ask())
+            while not server.shelf._changing._waiters:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            server.door._usage.write(
+                UsageLine(at=time.time(), key="one", model="tiny", outcome="answered", sampled_tokens=40)
+            )
+        assert (await asking)[0] == 429
+
+
 async def test_messages_beyond_the_context_are_refused_before_the_model_reads_them(folder, tmp_path):
     async with serving(served(folder), tmp_path) as server:
         for content in ("word " * 600, "x" * 10**6):
@@ -275,7 +316,7 @@ async def test_a_caller_that_hangs_up_ends_its_call_and_pays_for_what_was_sample
         async with asyncio.timeout(60):
             await third.wait()
             writer.transport.abort()
-            while server.door.calls:  # noqa: ASYNC110
+            while server.server.answering:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         outcome, read, sampled = server.usage[-1]
         assert (outcome, read > 0) == ("hung-up", True)
@@ -291,6 +332,159 @@ async def test_nothing_of_a_call_is_kept_but_how_long_it_was(folder, tmp_path):
         kept = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
         assert secret not in kept
         assert set(json.loads(kept)) == set(UsageLine.model_fields)
+
+
+async def test_a_caller_that_hangs_up_while_its_model_is_loaded_leaves_it_to_the_next_one(
+    folder, tmp_path, monkeypatch, unchecked
+):
+    begun, loadable, loads, generator_for = asyncio.Event(), threading.Event(), [], shelf.generator_for
+    loop = asyncio.get_running_loop()
+
+    def slow(*arguments, **keywords):
+        loads.append(threading.current_thread())
+        loop.call_soon_threadsafe(begun.set)
+        loadable.wait(60)
+        return generator_for(*arguments, **keywords)
+
+    monkeypatch.setattr(shelf, "generator_for", slow)
+    async with serving(served(folder), tmp_path, replace(ROOM, idle_s=0.0)) as server:
+        try:
+            _, writer = await server.connected()
+            writer.write(request(CHAT, HELLO, key=KEY))
+            await begun.wait()
+            writer.transport.abort()
+            while server.server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            asking = asyncio.create_task(server.ask())
+            while not server.server.answering:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)
+            assert len(loads) == 1
+        finally:
+            loadable.set()
+        assert (await asking)[0] == 200
+        assert [outcome for outcome, _, _ in server.usage] == ["hung-up", "answered"]
+        assert server.usage[0] == ("hung-up", 0, 0)
+        assert len(loads) == 1
+        await server.shelf.sweep()  # nobody is counted who has gone
+        assert server.shelf.names == []
+
+
+# ---- what fails ----
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ("_memory", FileNotFoundError(errno.ENOENT, "No such file", "config.json")),
+        ("renderers_of", OSError("the tokenizer is gone")),
+        ("generator_for", FileNotFoundError(errno.ENOENT, "No such file", "model.safetensors")),
+        ("generator_for", AssertionError("Torch not compiled with CUDA enabled")),
+    ],
+)
+async def test_a_load_that_fails_is_answered_stands_in_the_log_and_leaves_nothing_behind(
+    folder, tmp_path, monkeypatch, caplog, unchecked, part, error
+):
+    def fails(*_, **__):
+        raise error
+
+    def generators():
+        return [thread for thread in threading.enumerate() if thread.name == "generator"]
+
+    before = generators()
+    async with serving(served(folder), tmp_path) as server:
+        with monkeypatch.context() as failing:
+            failing.setattr(shelf, part, fails)
+            status, document = await server.ask()
+        assert (status, document["error"]["code"]) == (503, "unavailable")
+        assert "the server's log says why" in document["error"]["message"]
+        assert str(error) in caplog.text
+        assert generators() == before
+        assert (await server.ask())[0] == 200
+        assert [outcome for outcome, _, _ in server.usage] == ["unavailable", "answered"]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory, once"), GenerationAborted("ended"), DecodersLost("they die again and again")]
+)
+async def test_a_generator_that_has_failed_is_loaded_anew_for_the_next_call(folder, tmp_path, unchecked, error):
+    async with serving(served(folder), tmp_path) as server:
+        async with server.shelf.using(served(folder).models[0]) as loaded:
+            pass
+
+        async def fails(*_):
+            raise error
+
+        loaded.generator.stream = fails
+        status, document = await server.ask()
+        assert (status, document["error"]["code"]) == (503, "unavailable")
+        assert (await server.ask())[0] == 200
+        async with server.shelf.using(served(folder).models[0]) as again:
+            assert again is not loaded
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_generator_whose_pass_fails_answers_again_once_it_is_loaded_anew(folder, tmp_path, unchecked):
+    async with serving(served(folder), tmp_path, replace(ROOM, idle_s=3600.0)) as server:
+        async with server.shelf.using(served(folder).models[0]) as loaded:
+            pass
+
+        def fails(*_):
+            raise RuntimeError("out of memory, once")
+
+        loaded.generator._pass = fails
+        assert (await server.ask())[0] == 503
+        await server.shelf.sweep()
+        assert server.shelf.names == []
+        assert (await server.ask())[0] == 200
+
+
+@pytest.mark.parametrize("error", [NonFiniteLogits(0), ServerRefused("a token that it does not know")])
+async def test_what_ends_one_call_alone_leaves_the_model_where_it_is(folder, tmp_path, unchecked, error):
+    async with serving(served(folder), tmp_path) as server:
+        async with server.shelf.using(served(folder).models[0]) as loaded:
+            pass
+        stream = loaded.generator.stream
+
+        async def fails_once(*_):
+            loaded.generator.stream = stream
+            raise error
+
+        loaded.generator.stream = fails_once
+        assert [(await server.ask())[0] for _ in range(2)] == [503, 200]
+        async with server.shelf.using(served(folder).models[0]) as again:
+            assert again is loaded
+
+
+async def test_a_broken_model_that_somebody_uses_waits_for_them(folder, tmp_path, unchecked):
+    entry = served(folder).models[0]
+    async with serving(served(folder), tmp_path) as server:
+        async with server.shelf.using(entry) as loaded:
+            loaded.is_broken = True
+            status, document = await server.ask()
+            assert (status, document["error"]["code"]) == (503, "unavailable")
+            await server.shelf.sweep()
+            assert server.shelf.names == ["tiny"]
+        assert (await server.ask())[0] == 200
+
+
+@pytest.mark.parametrize("verb", ["write", "tokens_today"])
+async def test_a_call_whose_usage_cannot_be_recorded_is_refused_and_the_log_says_so(
+    folder, tmp_path, monkeypatch, caplog, unchecked, verb
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with serving(served(folder), tmp_path) as server:
+        with monkeypatch.context() as filled:
+            filled.setattr(UsageLog, verb, full)
+            status, document = await server.ask()
+            assert (status, document["error"]["code"]) == (503, "unavailable")
+            streamed = await server.ask(CHAT, HELLO | {"stream": True})
+            assert "cannot record what is used" in json.dumps(streamed)
+            assert (await server.ask(CHAT, b"no JSON"))[0] == 400
+        assert {record.levelname for record in caplog.records if "cannot be recorded" in record.message} == {"ERROR"}
+        assert (await server.ask())[0] == 200
 
 
 # ---- models come and go ----
@@ -402,6 +596,82 @@ def test_a_line_that_a_kill_has_cut_is_dropped_and_the_others_count(tmp_path):
         assert lines_in(file) == [line, line]
 
 
+def test_a_disk_that_has_no_room_for_a_line_has_none_of_it(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    line = UsageLine(at=time.time(), key="k", model="m", outcome="answered", prompt_tokens=3, sampled_tokens=4)
+    usage = UsageLog(tmp_path)
+    usage.write(line)
+    [file] = tmp_path.iterdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 40, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            usage.write(line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert usage.tokens_today("k", line.at) == 7
+    usage.write(line)
+    usage.close()
+    assert file.read_text() == (line.model_dump_json() + "\n") * 2
+
+
+def test_a_line_that_cannot_be_read_is_passed_over_and_the_log_says_which(tmp_path, caplog):
+    line = UsageLine(at=time.time(), key="k", model="m", outcome="answered", prompt_tokens=3, sampled_tokens=4)
+    text = line.model_dump_json()
+    file = tmp_path / f"{day_of(line.at)}.jsonl"
+    file.write_text(f"{text}\n{text[:20]}{text}\n{text}\n")
+    assert UsageLog(tmp_path).tokens_today("k", line.at) == 14
+    assert f"{file}, line 2: it cannot be read" in caplog.text
+    assert text not in caplog.text
+
+
+@pytest.mark.parametrize("sweeps", ["wait", "fail"])
+async def test_a_key_is_revoked_while_a_model_is_loaded_and_where_sweeping_fails(tmp_path, monkeypatch, sweeps):
+    monkeypatch.setattr(command, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(command, "SWEEP_EVERY_S", 0.01)
+    file, alive, content = tmp_path / "served.json", tmp_path / "alive", served(tmp_path)
+    file.write_text(content.model_dump_json())
+    models, usage = Shelf(ROOM), UsageLog(tmp_path / "usage")
+    door, sweep = ServedDoor(content, models, usage), models.sweep
+    swept = asyncio.Event()
+
+    async def sweeping():
+        swept.set()
+        await sweep()
+        if sweeps == "fail":
+            raise OSError("a generator's folder is gone")
+
+    monkeypatch.setattr(models, "sweep", sweeping)
+    looking = asyncio.create_task(command._look_after(door, models, argparse.Namespace(file=file, alive=alive)))
+    async with asyncio.timeout(10):
+        if sweeps == "wait":
+            await models._changing.acquire()
+        await swept.wait()
+        assert door.answerer([KEY.encode()]) is not None
+        file.write_text(content.model_copy(update={"keys": []}).model_dump_json())
+        alive.unlink(missing_ok=True)
+        while door.answerer([KEY.encode()]) is not None or not alive.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not looking.done()
+    looking.cancel()
+    usage.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--context", "5"], "--context = 5: Input should be greater than or equal to 16; use a value that is"),
+        (["--step", "3"], "--step = 3: a folder has no steps; remove it, or give --run"),
+        (["--name", "a b"], "--name = 'a b'"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused_by_its_own_name(folder, options, named):
+    with pytest.raises(BadSpec) as refused:
+        serve_models(parser().parse_args(["--model", str(folder), *options]))
+    [line] = refused.value.lines
+    assert line.startswith(named)
+
+
 def test_keys_are_long_and_begin_with_no_dash():
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
@@ -448,7 +718,15 @@ async def test_the_command_serves_a_folder_to_the_key_that_it_prints_and_ends_wh
         key = served_by.lines[0].split("key ")[1].strip()
         assert (await served_by.ask(key, model="mine"))[0] == 200
         assert (await served_by.ask(KEY))[0] == 401
-        served_by.process.send_signal(signal.SIGTERM)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served_by.port)
+        writer.write(request(CHAT, HELLO | {"stream": True, "max_tokens": 400, "temperature": 0}, key=key))
+        async with asyncio.timeout(60):
+            begun = await reader.readuntil(b'"content"')
+            served_by.process.send_signal(signal.SIGTERM)
+            rest = await reader.read()
+        writer.close()
+        assert b" 200 " in begun
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert served_by.process.wait(60) == 0
 
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 from scripted import TOOLS, WITH_REASONING
 
-from engine.rollout.agents.server import MOST_BODY_BYTES, MOST_CONNECTIONS, Patience
+from engine.rollout.agents.server import MOST_BODY_BYTES, MOST_CONNECTIONS, Patience, ProxyServer
 from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage
 from tests.engine.rollout.agents.endpoints import KEY, answer_on, endpoint, request, scripted
@@ -219,6 +220,36 @@ async def test_an_answer_is_sent_whole_and_waits_for_no_acknowledgement():
         assert f"content-length: {len(body)}".encode() in head.lower()
         assert json.loads(body)["choices"]
         writer.close()
+
+
+class LongList:
+    """A door that opens to every key; the names of its models are more than the kernel takes at once."""
+
+    models = tuple(f"model-{number}" for number in range(800))
+
+    def answerer(self, keys):
+        return self
+
+    def refuse(self, kind):
+        raise AssertionError(kind)
+
+
+async def test_the_last_answer_of_a_connection_is_whole_when_it_is_read_slowly():
+    listener, caller = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    for side, option in ((listener, socket.SO_SNDBUF), (caller, socket.SO_RCVBUF)):
+        side.setsockopt(socket.SOL_SOCKET, option, 4096)
+        side.setblocking(False)
+    server = ProxyServer(LongList())
+    async with server.serving(listener):
+        await asyncio.get_running_loop().sock_connect(caller, listener.getsockname())
+        reader, writer = await asyncio.open_connection(sock=caller)
+        writer.transport.pause_reading()
+        writer.write(request("/v1/models", b"", method="GET", connection="close"))
+        await asyncio.sleep(0.1)
+        writer.transport.resume_reading()
+        _, document = await answer_on(reader)
+        writer.close()
+    assert [model["id"] for model in document["data"]] == list(LongList.models)
 
 
 async def test_a_caller_that_hangs_up_ends_its_call_and_gives_its_session_back():
