@@ -54,12 +54,12 @@ def served_file() -> ServedFile:
     rows = ServingKey.objects.select_related("run", "model_version__model__team").filter(
         Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None
     )
-    models: dict[str, ServedModel] = {}
+    models = {}
     keys = []
     for row in rows.order_by("created_at", "id"):
         if row.model_is_gone:
             continue
-        models.setdefault(row.model_name, _model_of(row))
+        models[row.run_id, row.step, row.model_version_id] = _model_of(row)
         keys.append(
             ServedKey(
                 id=str(row.id), sha256=row.digest, model=row.model_name,

@@ -209,10 +209,22 @@ def test_a_new_attempt_takes_back_what_the_old_one_said(web: Web, sample: Sample
     wait_for_steps(page, 5)
     engine.emit([engine.story.event("started", from_step=2, total_steps=12)], 2)
     page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) === 2", timeout=PATIENCE_MS)
+    badge = page.locator('[data-count="trajectories"]')
+    expect(badge).to_have_text(str(6 + 2 * 2), timeout=PATIENCE_MS)
     engine.emit(engine.story.step(3), 3)
     assert wait_for_steps(page, 3) == [1, 2, 3]
     page.reload()
     assert wait_for_steps(page, 3) == [1, 2, 3]
+
+    # What it evaluates again replaces what the old one reported.
+    page.locator('[data-tab="trajectories"]').click()
+    rows = page.locator("#trajectories tbody tr[data-step]")
+    expect(rows).to_have_count(6 + 3 * 2, timeout=PATIENCE_MS)
+    expect(rows.first).to_have_attribute("data-step", "3")
+    engine.emit(engine.story.evaluation(0), 3)
+    expect(rows.first).to_have_attribute("data-step", "0", timeout=PATIENCE_MS)
+    expect(rows).to_have_count(6 + 3 * 2)
+    expect(badge).to_have_text(str(6 + 3 * 2))
 
 
 def test_the_editor_shows_an_error_next_to_its_field(

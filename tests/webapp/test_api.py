@@ -18,6 +18,7 @@ from webapp.api.document import ProblemOut
 from webapp.catalog.services import publish_dataset, publish_environment
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
+from webapp.runs import api as runs_api
 from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 
@@ -197,6 +198,8 @@ def test_what_no_row_can_keep_is_named_in_json_that_anybody_can_read(api_of, bob
     [
         ("/runs/{run}/events?kind=%00", "kind"),
         ("/runs/{run}/metrics?keys=a%00b", "keys"),
+        ("/runs/{run}/trajectories?part=%00", "part"),
+        ("/runs/{run}/trajectory-export?part=a%00b", "part"),
         *((f"/runs?cursor={encode_cursor(*position)}", "cursor") for position in [
             ("a", "b"), ("2026-01-01", "\0"), ("\ud800", "x"), (1, 2), ("2026-01-01",)]),
         (f"/runs?cursor={base64.urlsafe_b64encode(b'[' * 9000).decode()}", "cursor"),
@@ -226,6 +229,19 @@ def test_a_session_cookie_that_no_row_has_is_nobody(key: str) -> None:
 def test_a_trajectory_whose_name_no_row_has_is_404(client, alice, run, page: str) -> None:
     client.force_login(alice)
     assert client.get(page.format(run=run.id)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/experiments?team=%00", "/environments?team=a%00b", "/alerts/decisions?team=%00", "/runs?team=%00"]
+)
+def test_a_team_whose_slug_no_row_has_is_404(api_of: Any, rita: User, path: str) -> None:
+    answer = api_of(rita, scopes=("launch", "review")).post(path, {})
+    assert answer.status_code == 404
+
+
+def test_a_model_whose_name_no_row_has_is_404_where_an_experiment_begins_with_it(client: Client, bob: User) -> None:
+    client.force_login(bob)
+    assert client.get("/experiments/new?model=a%00b@1").status_code == 404
 
 
 def test_an_experiment_that_is_not_valid_any_more_is_refused_and_can_be_mended(api_of, client, bob, experiment) -> None:
@@ -342,6 +358,21 @@ def test_events_are_read_on_from_a_number(api_of, victor, run_with_data) -> None
     assert [event["seq"] for event in page["items"]] == [2, 3]
     assert page["next_after"] == 3
     assert api.get(f"/runs/{run_with_data.id}/events", after=204).json() == {"items": [], "next_after": 204}
+
+
+def test_a_page_of_events_ends_with_the_one_that_fills_it_and_nothing_is_left_out(
+    api_of: Any, victor: User, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_api, "LARGEST_PAGE_BYTES", 4000)
+    monkeypatch.setattr(runs_api, "EVENTS_AT_ONCE", 2)
+    lengths = [10, 5000, 10, 2000, 2000, 2000, 10]
+    engine.post(engine.started(), *(engine.log("é" * (length // 2)) for length in lengths))  # two bytes each
+    api, after, pages = api_of(victor), 0, []
+    while (page := api.get(f"/runs/{engine.run_id}/events", after=after, limit=1000).json())["items"]:
+        pages.append([event["seq"] for event in page["items"]])
+        after = page["next_after"]
+    assert pages == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert [event["seq"] for event in api.get(f"/runs/{engine.run_id}/events", limit=2).json()["items"]] == [1, 2]
 
 
 def test_trajectories_are_filtered_and_paged(api_of, victor, run_with_data) -> None:

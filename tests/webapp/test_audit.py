@@ -112,7 +112,7 @@ def test_the_file_holds_all_of_them_and_no_formula(team: Team, alice: User) -> N
     client = Client()
     client.force_login(alice)
     answer = client.get(f"/teams/{team.slug}/audit/entries.csv")
-    lines = b"".join(answer.streaming_content).decode().splitlines()  # type: ignore[attr-defined]
+    lines = b"".join(answer).decode().splitlines()
     assert lines[0] == "at,who,verb,what,target"
     assert lines[1].endswith("'=HYPERLINK(1)")
     assert len(lines) == 1 + team.audit_entries.count()

@@ -45,6 +45,7 @@ def pages(reported_run: Run, experiment: Experiment, team: Team) -> list[str]:
         run,
         f"{run}?tab=logs",
         f"{run}snapshot",
+        f"{run}counts",
         f"{run}series?key=train/reward&first_step=1&last_step=2",
         f"{run}parts/actions",
         f"{run}parts/history",

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine.reporting.abridgement import abridged
 from engine.spec.event import Batch
+from engine.spec.trajectory import Trajectory
 from tests.browser.story import Story
 from webapp.accounts.models import User
 from webapp.ingest.endpoint import accept
@@ -165,3 +167,28 @@ def test_a_difference_holds_both_texts_whole(before: str, after: str) -> None:
     pieces = difference(before, after)
     assert "".join(piece.text for piece in pieces if piece.kind != "new") == before
     assert "".join(piece.text for piece in pieces if piece.kind != "gone") == after
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "left_out"),
+    [(120_000, "advantages and old log-probs"), (20_000, "the middle of what has more than"), (3000, "all turns")],
+)
+def test_an_abridged_trajectory_is_shown_and_exported_and_says_what_it_lacks(
+    client: Client, reported: Callable[..., Run], story: Story, most_bytes: int, left_out: str
+) -> None:
+    long = plain(story, 0, changes=[REPAIR])
+    turn = long["segments"][0]["turns"][0]
+    turn |= {"context_ids": [7] * 2000, "context_text": "read " * 2000}
+    for column, value in (
+        ("token_ids", 8), ("pieces", "squirrel "), ("logprobs", -0.125), ("policy_versions", 0),
+        ("old_logprobs", -0.12345), ("advantages", 0.12345),
+    ):  # fmt: skip
+        turn[column] = [value] * 3000
+    stored = abridged(Trajectory.model_validate(long), most_bytes)
+    run = reported(stored.model_dump(mode="json"))
+    html = page_of(client, run, 0)
+    assert re.search(f"Too long to be stored whole: [^<]*{left_out}[^<]* left out", html)
+    assert ("squirrel" in html) == bool(stored.segments)
+    for export_format in ("chat", "atif"):
+        exported = client.get(f"/api/v1/runs/{run.id}/trajectories/{stored.id}/export?format={export_format}")
+        assert exported.status_code == 200

@@ -14,7 +14,7 @@ from tests.webapp.runs.conftest import Engine
 from webapp.accounts.models import Team, User
 from webapp.catalog.services import publish_environment
 from webapp.environments.views import BUILT_IN
-from webapp.runs.models import Checkpoint, Event, Run
+from webapp.runs.models import Event, Run
 from webapp.runs.services import submit_run
 from webapp.trajectories.models import Trajectory
 
@@ -80,13 +80,6 @@ def test_a_live_page_asks_for_the_histogram_alone(client: Client, rewarded_run: 
     assert "<table" not in answer
 
 
-def checkpoints_of(run: Run, steps: range) -> None:
-    Checkpoint.objects.bulk_create(
-        Checkpoint(run=run, step=step, path=f"/ck/step-{step}/", size_bytes=1, seconds=0.1, at=run.created_at)
-        for step in steps
-    )
-
-
 def test_a_run_that_a_younger_rule_would_refuse_is_shown_as_it_was_taken(client: Client, run: Run) -> None:
     run.spec["schedule"]["minibatch_trajectories"] = 7
     run.save(update_fields=["spec"])
@@ -94,9 +87,17 @@ def test_a_run_that_a_younger_rule_would_refuse_is_shown_as_it_was_taken(client:
     assert client.get(f"/runs/{run.id}/").status_code == 200
 
 
-def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run: Run, api_of: Any, bob: User) -> None:
+def checkpoint(engine: Any, step: int) -> dict[str, Any]:
+    event: dict[str, Any] = engine.event("checkpoint", step=step, path=f"/ck/step-{step}/", size_bytes=1, seconds=0.1)
+    return event
+
+
+def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(
+    client: Client, engine: Any, launching_run: Run, api_of: Any, bob: User
+) -> None:
+    run = launching_run
     assert run.run_spec.schedule.keep_checkpoints == 3
-    checkpoints_of(run, range(0, 50, 10))
+    engine.post(engine.started(), *(checkpoint(engine, step) for step in range(0, 50, 10)))
     html = page(client, f"/runs/{run.id}/parts/checkpoints", "")
     assert re.findall(r"/ck/step-(\d+)/", html) == ["40", "30", "20"]
     assert len(re.findall("removed by", html)) == 2
@@ -108,6 +109,26 @@ def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run:
         30: True,
         40: True,
     }
+
+
+def test_what_was_removed_is_not_on_the_disk_again_when_a_later_one_was_damaged(
+    client: Client, engine: Any, launching_run: Run, api_of: Any, bob: User
+) -> None:
+    """The disk holds steps 20 to 40; 40 is damaged, and the next attempt goes on from 30."""
+    engine.post(engine.started(), *(checkpoint(engine, step) for step in range(0, 50, 10)))
+    engine.post(engine.started(from_step=30))
+    path = f"/runs/{launching_run.id}/checkpoints"
+
+    def on_disk() -> dict[int, bool]:
+        return {row["step"]: row["on_disk"] for row in api_of(bob).get(path).json()["items"]}
+
+    assert on_disk() == {0: False, 10: False, 20: True, 30: True}
+    html = page(client, f"/runs/{launching_run.id}/parts/checkpoints", "")
+    assert re.findall(r"/ck/step-(\d+)/", html) == ["30", "20"]
+    engine.post(checkpoint(engine, 40), checkpoint(engine, 45))
+    assert on_disk() == {0: False, 10: False, 20: False, 30: True, 40: True, 45: True}
+    engine.post(engine.started(from_step=0), checkpoint(engine, 0))
+    assert on_disk() == {0: True}
 
 
 OTHERS: dict[str, Any] = {"oracle": None, "nop": None, "script": None}

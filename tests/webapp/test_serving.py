@@ -32,7 +32,9 @@ def version(team: Team, settings: Any, tmp_path: Any) -> ModelVersion:
 def trained_run(run: Run) -> Run:
     """With checkpoints after steps 0 to 40, of which three are kept."""
     Checkpoint.objects.bulk_create(
-        Checkpoint(run=run, step=step, path=f"/ck/{step}", size_bytes=1, seconds=0.1, at=timezone.now())
+        Checkpoint(
+            run=run, step=step, path=f"/ck/{step}", size_bytes=1, seconds=0.1, at=timezone.now(), on_disk=step >= 20
+        )
         for step in range(0, 50, 10)
     )
     return run
@@ -76,7 +78,7 @@ def test_a_key_for_a_checkpoint_names_its_step_and_by_default_the_newest(
     newest = api.post("/serving-keys", {"name": "a", "run": str(trained_run.id)}).json()["serving_key"]
     chosen = api.post("/serving-keys", {"name": "b", "run": str(trained_run.id), "step": 30}).json()["serving_key"]
     assert (newest["step"], chosen["step"]) == (40, 30)
-    assert chosen["model"] == f"blue-team/run-{trained_run.number}@30"
+    assert chosen["model"] == f"blue-team/runs/{trained_run.number}@30"
     gone = api.post("/serving-keys", {"name": "c", "run": str(trained_run.id), "step": 10})
     assert gone.status_code == 422
     assert "use one of 20, 30, 40" in gone.content.decode()

@@ -8,6 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
+from django.utils import timezone
 
 from engine.spec.event import Batch
 from tests.stored_runs import events_of
@@ -18,6 +19,8 @@ from webapp.experiments.models import Experiment
 from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
 from webapp.security.services import review
+from webapp.serving.models import ServingKey
+from webapp.serving.services import KeyLimits, serve_checkpoint
 
 OLD = "0003_alerts"
 ROWS = ("trajectory_id", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "reward", "masked")
@@ -199,3 +202,25 @@ def test_the_cold_start_of_a_stored_spec_is_a_stage(
     stored.refresh_from_db()
     [stage] = stored.run_spec.recipe.stages
     assert (stage.steps, stage.learning_rate, stage.data.model_dump()["count"]) == (7, 0.25, 99)
+
+
+def test_a_stored_key_of_a_checkpoint_names_what_no_version_of_a_model_is_called(
+    launching_run: Run, alice: User, transactional_db: None
+) -> None:
+    launching_run.checkpoints.create(step=10, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    key = serve_checkpoint(launching_run, 10, "evaluation", KeyLimits(), acting_user=alice).key
+    call_command("migrate", "serving", "0001_initial", verbosity=0)
+    before = ServingKey.objects.get(id=key.id).model_name
+    call_command("migrate", verbosity=0)
+    after = ServingKey.objects.get(id=key.id).model_name
+    assert (before, after) == (f"blue-team/run-{launching_run.number}@10", f"blue-team/runs/{launching_run.number}@10")
+
+
+def test_of_stored_checkpoints_the_newest_that_their_run_keeps_are_on_the_disk(
+    launching_run: Run, transactional_db: None
+) -> None:
+    for step in range(0, 50, 10):
+        launching_run.checkpoints.create(step=step, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    call_command("migrate", "runs", "0013_judge_version", verbosity=0)
+    call_command("migrate", verbosity=0)
+    assert [checkpoint.step for checkpoint in launching_run.checkpoints_on_disk] == [40, 30, 20]

@@ -185,6 +185,28 @@ def test_what_is_served_holds_no_key_and_leaves_out_what_opens_nothing(version: 
     assert ServedFile.model_validate_json(file.model_dump_json()) == file
 
 
+def test_a_model_that_is_called_like_a_run_is_another_than_the_runs_checkpoint(
+    user: User, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_send_now", lambda *_: None)
+    settings.PALESTRA_MODELS = tmp_path / "models"
+    team = create_team("Blue", acting_user=user)
+    version = ready_version(team, "run-7", number=10)
+    run = Run.objects.create(team=team, number=7, name="x", spec=RunSpec(name="x").model_dump(mode="json"))
+    run.checkpoints.create(step=10, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    services.serve_version(version, "of the version", LIMITS, acting_user=user)
+    for name in ("of the checkpoint", "another"):
+        services.serve_checkpoint(run, 10, name, LIMITS, acting_user=user)
+    file = served_file()
+    folders, runs = (
+        {model.name: model.folder for model in file.models},
+        {model.name: model.run for model in file.models},
+    )
+    assert folders == {"blue/run-7@10": version.folder, "blue/runs/7@10": None}
+    assert runs == {"blue/run-7@10": None, "blue/runs/7@10": str(settings.PALESTRA_RUNS / str(run.id))}
+    assert [key.model for key in file.keys] == ["blue/run-7@10", "blue/runs/7@10", "blue/runs/7@10"]
+
+
 def test_lines_that_cannot_be_read_and_keys_that_are_not_known_change_nothing(
     host: ServingHost, tmp_path: Path, version: ModelVersion, user: User
 ) -> None:

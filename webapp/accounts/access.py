@@ -114,7 +114,7 @@ def may(who: Who, team: Team | int, action: Action) -> bool:
 
 
 def team_for(who: Who, slug: str, *, to: Action = "read") -> Team:
-    team = Team.objects.filter(slug=slug).first()
+    team = None if "\0" in slug else Team.objects.filter(slug=slug).first()
     if team is None:
         raise Http404
     return allowed(who, team, to).team

@@ -1,13 +1,12 @@
 """The answer with a version's files: streamed, and from any byte on for whoever asks for a range."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
 
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 
 from webapp.catalog.version_models import StoredVersion
 from webapp.refusals import Refused
+from webapp.streams import streamed
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -34,7 +33,7 @@ def download_of(request: HttpRequest, version: StoredVersion) -> HttpResponse | 
         (first, last), status = wanted, 206
         headers["Content-Range"] = f"bytes {first}-{last}/{archive.size}"
     headers["Content-Length"] = str(last - first + 1)
-    chunks = _in_threads(archive.read(first, last))
+    chunks = streamed(archive.read(first, last))
     return StreamingHttpResponse(chunks, status=status, content_type="application/x-tar", headers=headers)
 
 
@@ -48,9 +47,3 @@ def _range_in(text: str, size: int) -> tuple[int, int] | None:
         return (size - length, size - 1) if length else None
     first, last = int(found[1]), min(int(found[2] or size), size - 1)
     return (first, last) if first <= last else None
-
-
-async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """A list would be made of a plain iterator under ASGI."""
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk

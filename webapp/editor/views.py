@@ -112,6 +112,8 @@ def _spec_in_environment(request: PageRequest, named: str) -> dict[str, Any]:
 
 def _spec_with_model(request: PageRequest, named: str) -> dict[str, Any]:
     name, _, number = named.rpartition("@")
+    if "\0" in name:
+        raise Http404
     ready = versions_of(request).filter(state=VersionState.READY, model__name=name)
     version = ready.filter(number=int(number)).first() if is_number(number) else None
     if version is None:

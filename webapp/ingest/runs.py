@@ -223,7 +223,13 @@ SELECT %s, step, path, size_bytes, seconds, to_timestamp(at)
 FROM unnest(%s::int[], %s::text[], %s::bigint[], %s::float8[], %s::float8[])
      AS given (step, path, size_bytes, seconds, at)
 ON CONFLICT (run_id, step) DO UPDATE SET
-    path = excluded.path, size_bytes = excluded.size_bytes, seconds = excluded.seconds, at = excluded.at
+    path = excluded.path, size_bytes = excluded.size_bytes, seconds = excluded.seconds, at = excluded.at, on_disk = true
+"""
+_REMOVE_OLD_CHECKPOINTS = """
+UPDATE runs_checkpoint SET on_disk = false WHERE run_id = %(run)s AND on_disk AND step NOT IN (
+    SELECT step FROM runs_checkpoint WHERE run_id = %(run)s ORDER BY step DESC
+    LIMIT (SELECT (spec #>> '{schedule,keep_checkpoints}')::int FROM runs_run WHERE id = %(run)s)
+)
 """
 
 
@@ -236,3 +242,4 @@ def _add_checkpoints(run_id: UUID, events: Sequence[Checkpoint]) -> None:
         ]
         with connection.cursor() as cursor:
             cursor.execute(_ADD_CHECKPOINTS, [run_id, *(list(column) for column in zip(*rows, strict=True))])
+            cursor.execute(_REMOVE_OLD_CHECKPOINTS, {"run": run_id})

@@ -1,11 +1,14 @@
 """Runs over REST: submit, look, cancel, pause, resume."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
+from django.db import models, transaction
+from django.db.models.functions import Cast
 from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from ninja.params.functions import Query
@@ -26,7 +29,7 @@ from webapp.refusals import Invalid
 from webapp.runs import services
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.lanes import MOST_STEPS, STEPS_AT_ONCE, lanes_of
-from webapp.runs.models import Run, RunStatus
+from webapp.runs.models import Event, Run, RunStatus
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
 from webapp.runs.usage import newest_usage
 
@@ -34,6 +37,10 @@ router = Router(tags=["runs"])
 TO_LAUNCH = to_one(run_for, "run_id", "launch")
 LAST_STEP = 2**31 - 1
 """The last one that there can be."""
+LARGEST_PAGE_BYTES = 4 * 2**20
+"""The JSON of the events of a page; its last event may go beyond it."""
+EVENTS_AT_ONCE = 10
+"""What is fetched of them at once: any may have a few MiB."""
 
 
 class RunUsing(Schema):
@@ -144,9 +151,6 @@ class LanesOut(Schema):
 
 class UsageOut(Schema):
     newest: Usage | None
-
-
-CHECKPOINT_FIELDS = ("step", "path", "size_bytes", "seconds", "at")
 
 
 class CheckpointOut(Schema):
@@ -274,13 +278,28 @@ def events(
     run_id: UUID,
     after: int = Query(0, ge=0, lt=2**63),
     kind: Text | None = None,
-    limit: int = Query(200, ge=1, le=1000),
+    limit: int = Query(200, ge=1, le=1000, description="The most of a page, which ends earlier after 4 MiB"),
 ) -> EventsOut:
+    """In their order, from the one after ``after``."""
     found = run_for(request, run_id).events.filter(seq__gt=after).order_by("seq")
     if kind is not None:
         found = found.filter(kind=kind)
-    page = list(found.values_list("seq", "body")[:limit])
+    page = _first_of(found, limit)
     return EventsOut(items=[body for _, body in page], next_after=page[-1][0] if page else after)
+
+
+@transaction.atomic  # beyond a transaction the database would keep all that a cursor could ever be asked for
+def _first_of(found: models.QuerySet[Event], limit: int) -> list[tuple[int, Any]]:
+    """Number and body of those that fit into a page, and at least one."""
+    page: list[tuple[int, Any]] = []
+    size_bytes = 0
+    rows = found.annotate(text=Cast("body", models.TextField())).values_list("seq", "text")[:limit]
+    for seq, text in rows.iterator(chunk_size=EVENTS_AT_ONCE):
+        page.append((seq, json.loads(text)))
+        size_bytes += len(text.encode())
+        if size_bytes >= LARGEST_PAGE_BYTES:
+            break
+    return page
 
 
 @router.get("/runs/{uuid:run_id}/lanes", response=LanesOut, operation_id="get_lanes")
@@ -312,9 +331,6 @@ def checkpoints(
 ) -> CheckpointPage:
     """The newest first."""
     run = run_for(request, run_id)
-    kept = {checkpoint.step for checkpoint in run.checkpoints_on_disk}
     page, next_cursor = page_of(run.checkpoints.all(), (("step", int),), limit=limit, cursor=cursor)
-    rows = [{name: getattr(checkpoint, name) for name in CHECKPOINT_FIELDS} for checkpoint in page]
-    return CheckpointPage(
-        items=[CheckpointOut(**row, on_disk=row["step"] in kept) for row in rows], next_cursor=next_cursor
-    )
+    items = [CheckpointOut(**{name: getattr(row, name) for name in CheckpointOut.model_fields}) for row in page]
+    return CheckpointPage(items=items, next_cursor=next_cursor)

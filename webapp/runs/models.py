@@ -140,8 +140,8 @@ class Run(models.Model):
 
     @property
     def checkpoints_on_disk(self) -> models.QuerySet["Checkpoint"]:
-        """The engine removes the files of all but the newest ``schedule.keep_checkpoints``; the rows stay."""
-        return self.checkpoints.order_by("-step")[: self.spec["schedule"]["keep_checkpoints"]]
+        """The newest first."""
+        return self.checkpoints.filter(on_disk=True).order_by("-step")
 
     @property
     def eta_s(self) -> float | None:
@@ -259,6 +259,8 @@ class Checkpoint(models.Model):
     size_bytes = models.BigIntegerField()
     seconds = models.FloatField()
     at = models.DateTimeField()
+    on_disk = models.BooleanField(default=True, db_default=True)
+    """With each checkpoint the engine removes the files of all but the newest ``schedule.keep_checkpoints``."""
 
     class Meta:
         ordering: ClassVar = ["step"]

@@ -37,9 +37,12 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
             "phases": _phases(run_id, run.step),
             "lanes": [asdict(step) for step in lanes_of(run_id)],
             "logs": _logs(run_id),
-            "trajectories": run.trajectories.count(),
-            "alerts": run.alerts.count(),
+            **counts_of(run),
         }  # fmt: skip
+
+
+def counts_of(run: Run) -> dict[str, int]:
+    return {"trajectories": run.trajectories.count(), "alerts": run.alerts.count()}
 
 
 def close_look(run_id: UUID, keys: Sequence[str], first_step: int, last_step: int) -> dict[str, Any]:

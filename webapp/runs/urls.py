@@ -10,6 +10,7 @@ urlpatterns = [
     path("runs/", views.overview),
     path("runs/<uuid:run_id>/", views.detail, name="detail"),
     path("runs/<uuid:run_id>/snapshot", views.first_look, name="snapshot"),
+    path("runs/<uuid:run_id>/counts", views.counts, name="counts"),
     path("runs/<uuid:run_id>/series", views.zoomed, name="zoomed"),
     path("runs/<uuid:run_id>/lanes", views.earlier_lanes, name="lanes"),
     path("runs/<uuid:run_id>/parts/<slug:name>", views.part, name="part"),

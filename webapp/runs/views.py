@@ -25,7 +25,7 @@ from webapp.runs.lanes import LANES, lanes_of
 from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
-from webapp.runs.snapshot import close_look, snapshot
+from webapp.runs.snapshot import close_look, counts_of, snapshot
 from webapp.runs.usage import ROLES, newest_usage, reports_servers, tables_of
 from webapp.runs.waits import waits_of
 
@@ -99,7 +99,7 @@ def detail(request: PageRequest, run_id: UUID) -> HttpResponse:
         "figures": charts.FIGURES,
         "phases": charts.PHASES,
         "page_data": charts.as_data()
-        | {name: reverse(f"runs:{name}", args=[run.id]) for name in ("snapshot", "zoomed", "lanes")},
+        | {name: reverse(f"runs:{name}", args=[run.id]) for name in ("snapshot", "counts", "zoomed", "lanes")},
         "spec_toml": as_toml(run.spec),
     }
     return render(request, "runs/detail.html", context)
@@ -123,7 +123,6 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "waits": waits_of(run),
         "usage": None if (measured := newest_usage(run)) is None else tables_of(measured),
         "has_servers": reports_servers(run.spec),
-        "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
 
 
@@ -142,6 +141,14 @@ def _name_to_promote(run: Run) -> str:
 def first_look(request: PageRequest, run_id: UUID) -> JsonResponse:
     """Answer with what the page draws before the websocket goes on from ``seq``."""
     return JsonResponse(snapshot(run_for(request, run_id).id))
+
+
+@never_cache
+@login_required
+@require_GET
+def counts(request: PageRequest, run_id: UUID) -> JsonResponse:
+    """Answer with what the tabs count: events do not say what they replace."""
+    return JsonResponse(counts_of(run_for(request, run_id)))
 
 
 @never_cache

@@ -116,7 +116,7 @@ def list_alert_groups(
 def decide_alerts(
     request: HttpRequest,
     decision: DecisionRequest,
-    team: Annotated[str | None, Query(description="Its slug; needed by those who are in several")] = None,
+    team: Annotated[Text | None, Query(description="Its slug; needed by those who are in several")] = None,
 ) -> Any:
     """Decide about many alerts of one team at once: those named, and all alike to others that are named.
 

@@ -64,7 +64,7 @@ def serve_checkpoint(
     if chosen not in steps:
         shown = ", ".join(map(str, steps))
         raise Invalid.field("step", chosen, "the run has no checkpoint of this step on the disk", f"use one of {shown}")
-    model_name = f"{run.team.slug}/run-{run.number}@{chosen}"
+    model_name = f"{run.team.slug}/runs/{run.number}@{chosen}"  # no model of the catalog has a slash in its name
     return _create(run.team, name, limits, acting_user, model_name, run=run, step=chosen)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.api.requests import Text
 from webapp.runs.access import run_for
 from webapp.trajectories.access import trajectory_for
 from webapp.trajectories.exports import ExportFormat, export_of, export_of_run
@@ -60,7 +61,7 @@ class TrajectoryFilter(Schema):
         "trained on at this step",
     )
     level: int | None = Field(None, ge=0, lt=2**31)
-    part: str | None = Field(None, max_length=40, description="The name of a part of the run's mixture")
+    part: Text | None = Field(None, max_length=40, description="The name of a part of the run's mixture")
     prompt: int | None = Field(None, ge=0, lt=2**63)
     sampled_at_version: int | None = Field(None, ge=-1, lt=2**31)
     trained_at_step: int | None = Field(None, ge=1, lt=2**31)

@@ -71,7 +71,7 @@ def summary_of(trajectory: Trajectory) -> list[str]:
     """Say in short sentences what was changed; empty where nothing was."""
     turns, changes = trajectory.turns, Counter(change.kind for change in trajectory.changes)
     masked = Counter(turn.masked_because for turn in turns if turn.masked_because)
-    sentences = []
+    sentences = [f"too long to be stored whole: {trajectory.left_out} left out"] if trajectory.left_out else []
     if trajectory.masked_because:
         sentences.append(f"not trained on: {trajectory.masked_because}")
     if repaired := changes["purified"]:

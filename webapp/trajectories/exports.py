@@ -6,16 +6,16 @@ a trajectory may be far smaller than its export: ``MOST_TOKENS`` bounds that.
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 
 from engine.spec import trajectory as spec
 from engine.spec.branches import branches_of
 from webapp.refusals import Refused
 from webapp.runs.models import Run
+from webapp.streams import streamed
 from webapp.trajectories.atif_export import atif_of
 from webapp.trajectories.chat_export import conversations_of
 from webapp.trajectories.models import Trajectories, Trajectory
@@ -31,18 +31,17 @@ def export_of(row: Trajectory, export_format: ExportFormat) -> StreamingHttpResp
     document = row.document
     if problem := too_long(document):
         raise Refused(problem)
-    pieces = _in_threads(lines_of(document, row.run, export_format))
+    pieces = _encoded(lines_of(document, row.run, export_format))
     content_type, ending = _KINDS[export_format]
     headers = _attachment(f"{row.trajectory_id}.{ending}")
-    return StreamingHttpResponse(pieces, content_type=content_type, headers=headers)
+    return StreamingHttpResponse(streamed(pieces), content_type=content_type, headers=headers)
 
 
 def export_of_run(run: Run, found: Trajectories, export_format: ExportFormat) -> StreamingHttpResponse:
     """A line for each conversation, or for each trajectory; what is too long has a line that says so."""
     headers = _attachment(f"run-{run.number}.{export_format}.jsonl")
-    return StreamingHttpResponse(
-        _streamed(run, found, export_format), content_type="application/jsonl", headers=headers
-    )
+    pieces = _encoded(_lines_of_run(run, found, export_format))
+    return StreamingHttpResponse(streamed(pieces), content_type="application/jsonl", headers=headers)
 
 
 _KINDS = {"chat": ("application/jsonl", "chat.jsonl"), "atif": ("application/json", "atif.json")}
@@ -81,30 +80,18 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
-async def _streamed(run: Run, found: Trajectories, export_format: ExportFormat) -> AsyncIterator[bytes]:
+def _lines_of_run(run: Run, found: Trajectories, export_format: ExportFormat) -> Iterator[str]:
     """Page after page, so that neither a cursor nor a transaction stays open while the receiver reads."""
-    rows = await sync_to_async(_page)(found)
+    rows = list(found[:ROWS_AT_ONCE])
     while rows:
         for row in rows:
             row.run = run
-            pieces = await sync_to_async(_pieces)(row, export_format)
-            async for piece in _in_threads(pieces):
-                yield piece
-        rows = await sync_to_async(_page)(found.filter(seq__lt=rows[-1].seq))
+            yield from _pieces(row, export_format)
+        rows = list(found.filter(seq__lt=rows[-1].seq)[:ROWS_AT_ONCE])
 
 
-async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[bytes]:
-    """A list would be made of a plain iterator under ASGI."""
-    while (piece := await sync_to_async(_next)(pieces)) is not None:
-        yield piece.encode()
-
-
-def _next(pieces: Iterator[str]) -> str | None:
-    return next(pieces, None)
-
-
-def _page(found: Trajectories) -> list[Trajectory]:
-    return list(found[:ROWS_AT_ONCE])
+def _encoded(pieces: Iterator[str]) -> Iterator[bytes]:
+    return (piece.encode() for piece in pieces)
 
 
 def _pieces(row: Trajectory, export_format: ExportFormat) -> Iterator[str]:

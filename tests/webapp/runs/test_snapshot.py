@@ -4,9 +4,11 @@ import time
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from engine.spec.event import Batch
 from tests.browser.story import Story
+from webapp.accounts.models import User
 from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
 from webapp.runs.snapshot import MOST_POINTS, snapshot
@@ -35,6 +37,20 @@ def test_the_snapshot_stands_at_the_last_event_it_contains(launching_run: Run) -
         "credit",
         "update",
     }
+
+
+def test_what_is_reported_again_counts_once_and_what_a_new_attempt_takes_back_not_at_all(
+    launching_run: Run, engine: Any, bob: User, client: Client
+) -> None:
+    client.force_login(bob)
+    members = [(step, index) for step in (1, 2, 3) for index in (0, 1)]
+    reported = (engine.trajectory(step=step, index=index) for step, index in members)
+    engine.post(engine.started(), *reported, engine.alert(), engine.alert())
+    counted = client.get(f"/runs/{launching_run.id}/counts").json()
+    engine.post(engine.trajectory(step=3, index=0), engine.alert())
+    assert client.get(f"/runs/{launching_run.id}/counts").json() == counted == {"trajectories": 6, "alerts": 1}
+    engine.post(engine.started(from_step=1))
+    assert client.get(f"/runs/{launching_run.id}/counts").json() == {"trajectories": 2, "alerts": 1}
 
 
 def test_a_long_series_is_rolled_up_and_keeps_its_spike(launching_run: Run) -> None:

@@ -45,8 +45,10 @@ export class Arrivals {
     history.replaceState(null, "", `?${new URLSearchParams([["tab", "trajectories"], ...chosen])}`);
   }
 
+  /** A later report of a trajectory replaces the earlier one, here and in the table. */
   add(trajectories) {
-    this.recent = this.recent.concat(trajectories).slice(-KEPT);
+    const again = new Set(trajectories.map((one) => one.id));
+    this.recent = this.recent.filter((one) => !again.has(one.id)).concat(trajectories).slice(-KEPT);
     if (!this.opened) return;
     this.catchUp();
     if (trajectories.length) this.tellSoon();
@@ -72,6 +74,8 @@ export class Arrivals {
     const fresh = this.recent.filter((one) => one.seq > Number(body.dataset.newest));
     if (!fresh.length) return;
     body.dataset.newest = fresh.at(-1).seq;
+    const reported = new Set(fresh.map((one) => one.id));
+    for (const row of [...body.rows]) if (reported.has(row.querySelector('[data-cell="id"]').textContent)) row.remove();
     const filter = JSON.parse(body.dataset.filter);
     const rows = fresh.filter((one) => passes(one, filter)).slice(-SHOWN).map((one) => this.row(one)).reverse();
     body.prepend(...rows);

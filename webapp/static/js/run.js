@@ -14,6 +14,7 @@ import { SeriesStore } from "./series.js";
 import { switchTabs } from "./tabs.js";
 import { saySignedOut } from "./session.js";
 import { duration, now, timeElement } from "./times.js";
+import { fetchedJson } from "./zoom.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 const LINK = {
@@ -135,7 +136,7 @@ function apply(events) {
     else if (event.kind === "log") logs.push(event);
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
     else if (event.kind === "egress" || event.kind === "settled") security.changed();
-    else if (event.kind === "alert") { alerts += 1; security.changed(); }
+    else if (event.kind === "alert") security.changed();
     else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
     else if (event.kind === "started") {
       trajectories = trajectories.filter((one) => sampledForStep(one) <= event.from_step);
@@ -144,10 +145,8 @@ function apply(events) {
   }
   log.add(logs);
   arrivals.add(trajectories);
-  stored += trajectories.length;
   count("logs", log.count);
-  count("trajectories", stored);
-  count("security", alerts);
+  if (events.some((event) => ["trajectory", "alert", "started"].includes(event.kind))) countAgain();
   tellWhatCame(store, ENDED.includes(shown.state));
   if (events.some((event) => ["metric", "phase", "lanes", "started"].includes(event.kind))) {
     grid.changed();
@@ -164,11 +163,28 @@ function stepIsOver() {
   }, TELL_MS);
 }
 
+/* What is reported may replace what was counted, and a new attempt takes some back: only the server knows. */
+function countAgain() {
+  isCounted = false;
+  counting ??= setTimeout(async () => {
+    isCounted = true;
+    const found = await fetchedJson(page.counts);
+    counting = null;
+    if (found) showCounts(found);
+    if (!isCounted) countAgain();
+  }, TELL_MS);
+}
+
+function showCounts({ trajectories, alerts }) {
+  count("trajectories", trajectories);
+  count("security", alerts);
+}
+
 const TELL_MS = 1000;
 const MEASURED_EVERY_MS = 10_000;
 let telling = null;
-let stored = 0;
-let alerts = 0;
+let counting = null;
+let isCounted = true;
 
 function showLink(status) {
   const link = element("link-state");
@@ -191,12 +207,9 @@ async function begin() {
   tellWhatCame(store, ENDED.includes(first.run.state));
   for (const [step, phase, took] of first.phases) addPhase(step, phase, took);
   for (const { step, spans } of first.lanes) lanes.add(step, spans);
-  stored = first.trajectories;
-  alerts = first.alerts;
   log.add(first.logs);
   count("logs", log.count);
-  count("trajectories", stored);
-  count("security", alerts);
+  showCounts(first);
   showRun(first.run);
   showFigures();
   grid.changed();

@@ -56,7 +56,8 @@ export class CloseLook {
   }
 }
 
-async function fetchedJson(url) {
+/** Null where it cannot be had now: what is in sight stays. */
+export async function fetchedJson(url) {
   const answer = await fetch(url, { headers: { Accept: "application/json" } }).catch(() => null);
-  return answer?.ok && !answer.redirected ? answer.json().catch(() => null) : null; // the whole run's points are in sight all the while
+  return answer?.ok && !answer.redirected ? answer.json().catch(() => null) : null;
 }
