@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.rollout.agents.contexts import Context as ReadContext
-from engine.rollout.agents.contexts import Spoken, extended
+from engine.rollout.agents.contexts import extended
 from engine.rollout.context_tools import ManagedSession, left_by_choice, memory_of
 from engine.rollout.renderers.contract import Conversation, Exchange, Renderer, Rewritten
 from engine.spec.context import Context, ContextRecord
-from engine.spec.message import AssistantMessage, Message
+from engine.spec.message import AssistantMessage, Malformed, Message
 
 WORKFLOW = "Work in these steps:"
 
@@ -32,43 +32,49 @@ def instructed(context: Context | None, opening: Sequence[Message]) -> Sequence[
 
 
 def rewritten(context: Context | None, renderer: Renderer, conversation: Conversation) -> Rewritten | None:
-    """As ``Renderer.rewritten``, with what the context's template leaves out."""
-    if context is not None and context.compact_tokens:
-        conversation, compacted = _compacted(context, renderer, conversation)
-        if compacted and context.template == "causal":
-            return _written(renderer, conversation, conversation.opening, conversation.exchanges)
-    match context:
-        case Context(template="self-managing") if left := left_by_choice(conversation.exchanges, context):
-            opening = _noted(conversation.opening, memory_of(conversation.exchanges, left, context))
-            stays = [exchange for turn, exchange in enumerate(conversation.exchanges, start=1) if turn not in left]
-            return _written(renderer, conversation, opening, stays)
-        case Context(template="sliding-window") if len(conversation.exchanges) > context.window_turns:
-            notes = _kept_notes(context, conversation.exchanges, len(conversation.exchanges) - context.window_turns)
-            opening = _noted(conversation.opening, "\n".join(filter(None, (context.window_note, notes))))
-            return _written(renderer, conversation, opening, conversation.exchanges[-context.window_turns :])
-        case Context(template="reasoning") if any(_thinks(exchange) for exchange in conversation.exchanges):
-            exchanges = [_without_thought(exchange, renderer, conversation) for exchange in conversation.exchanges]
-            return _written(renderer, conversation, conversation.opening, exchanges)
+    """As ``Renderer.rewritten``, with what the context leaves out."""
+    shown = conversation if context is None else _shown(context, renderer, conversation)
+    return renderer.rewritten(conversation) if shown == conversation else _written(renderer, shown)
+
+
+def _shown(context: Context, renderer: Renderer, conversation: Conversation) -> Conversation:
+    """What is left of a conversation; the same where everything is."""
+    opening, exchanges = conversation.opening, conversation.exchanges
+    match context.template:
+        case "self-managing":
+            left = left_by_choice(exchanges, context)
+            stays = [exchange for turn, exchange in enumerate(exchanges, start=1) if turn not in left]
+            return replace(
+                conversation, opening=_noted(opening, memory_of(exchanges, left, context)), exchanges=tuple(stays)
+            )
+        case "sliding-window" if len(exchanges) > context.window_turns:
+            notes = _kept_notes(context, exchanges, len(exchanges) - context.window_turns)
+            note = "\n".join(filter(None, (context.window_note, notes)))
+            return replace(conversation, opening=_noted(opening, note), exchanges=exchanges[-context.window_turns :])
+        case "reasoning":
+            stripped = tuple(_without_thought(exchange, renderer, conversation) for exchange in exchanges)
+            return _compacted(context, renderer, replace(conversation, exchanges=stripped))
         case _:
-            return renderer.rewritten(conversation)
+            return _compacted(context, renderer, conversation)
 
 
-def _compacted(context: Context, renderer: Renderer, conversation: Conversation) -> tuple[Conversation, bool]:
-    """What is left of a conversation, and whether anything left it.
+def _compacted(context: Context, renderer: Renderer, conversation: Conversation) -> Conversation:
+    """What compactions leave of a conversation that holds no thoughts but those that are shown.
 
     It follows from the conversation alone: each turn in order, the contexts are as long as they were before that turn.
     """
+    if not context.compact_tokens:
+        return conversation
     lengths = [len(exchange.token_ids) + len(renderer.bridge(exchange.messages)) for exchange in conversation.exchanges]
     first: int = 0
-    opening: Sequence[Message] = conversation.opening
+    opening = conversation.opening
     before = len(renderer.prompt(opening, conversation.tools, conversation.experience))
     for turns in range(1, len(lengths) + 1):
         kept = max(first, turns - context.window_turns)
         if before + sum(lengths[first:turns]) > context.compact_tokens and kept > first:
             first, opening = kept, _noted(conversation.opening, _summary(context, conversation.exchanges, kept))
             before = len(renderer.prompt(opening, conversation.tools, conversation.experience))
-    left = replace(conversation, opening=tuple(opening), exchanges=conversation.exchanges[first:])
-    return left, first > 0
+    return replace(conversation, opening=opening, exchanges=conversation.exchanges[first:])
 
 
 def _kept_notes(context: Context, exchanges: Sequence[Exchange], left: int) -> str:
@@ -92,24 +98,22 @@ def _in_one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]}..."
 
 
-def _written(
-    renderer: Renderer, conversation: Conversation, opening: Sequence[Message], exchanges: Sequence[Exchange]
-) -> Rewritten:
-    """The context of an opening and some exchanges."""
-    tools, experience = conversation.tools, conversation.experience
-    shown = replace(conversation, opening=tuple(opening), exchanges=())
+def _written(renderer: Renderer, conversation: Conversation) -> Rewritten:
+    """The context of a conversation, turn by turn."""
+    opening, tools, experience = conversation.opening, conversation.tools, conversation.experience
     span = renderer.experience_span(opening, tools, experience) if experience else None
-    read = ReadContext(shown, tuple(renderer.prompt(opening, tools, experience)), 0, span)
-    for exchange in exchanges:
-        read = extended(renderer, Spoken(read, exchange.token_ids, exchange.parsed), exchange.messages)
+    begun = replace(conversation, exchanges=())
+    read = ReadContext(begun, tuple(renderer.prompt(opening, tools, experience)), 0, span)
+    for exchange in conversation.exchanges:
+        read = extended(renderer, read, [exchange])
     return Rewritten(read.token_ids, read.observed, read.experience_span)
 
 
-def _noted(opening: Sequence[Message], note: str) -> Sequence[Message]:
+def _noted(opening: tuple[Message, ...], note: str) -> tuple[Message, ...]:
     if not note:
         return opening
     *before, last = opening
-    return [*before, replace(last, content=f"{last.content}\n{note}")]
+    return (*before, replace(last, content=f"{last.content}\n{note}"))
 
 
 def _thinks(exchange: Exchange) -> bool:
@@ -214,7 +218,9 @@ def _with_behind(messages: list[Message], notes: list[str]) -> list[Message]:
 
 
 def _same_calls(message: AssistantMessage, other: AssistantMessage) -> bool:
-    def meant(of: AssistantMessage) -> list[tuple[str, dict[str, object]]]:
-        return [(request.name, dict(request.arguments)) for request in of.requests]
+    """Calls that cannot be read are the same where they are the same text."""
+
+    def meant(of: AssistantMessage) -> list[tuple[str, dict[str, object], Malformed | None]]:
+        return [(request.name, dict(request.arguments), request.malformed) for request in of.requests]
 
     return bool(message.requests) and meant(message) == meant(other)

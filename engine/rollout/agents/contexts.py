@@ -3,18 +3,23 @@
 Where the messages begin with what an earlier call read and answered, its ids stand as they were read and sampled, and
 only what came since is written, by the renderer's bridge.  Text that the policy sampled is never made into ids again.
 An assistant's message that no call sampled (the agent wrote or changed it) is text to be read, written by the
-renderer.
+renderer.  Others go on while these are written: an agent may send thousands.
 """
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+
+MOST_SHORTENED = 2
+"""A history that is written again is shorter than its turns and bridges, which begin with marks of thoughts that no
+history holds; but no so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,9 @@ class Contexts:
         """From now on messages may go on from this turn, which was answered with ``reply``."""
         self._spoken[_chained(digest, reply)] = number, spoken
 
-    def find(self, asked: Asked) -> Found:
-        """Raises RequestRefused for messages that no template can express."""
-        if any(_is_turn(entry) and _is_turn(behind) for entry, behind in pairwise(asked.messages)):
-            asked = replace(asked, messages=_joined(asked.messages))
+    async def find(self, asked: Asked, context_tokens: int) -> Found:
+        """Raises RequestRefused for messages that no template can express, and may for those that leave no room."""
+        asked = replace(asked, messages=_joined(asked.messages))
         opening, exchanges = exchanges_in(asked.messages)
         digests = self._digests.of(asked)
         known = self._longest_known(asked.messages, digests)
@@ -78,10 +82,11 @@ class Contexts:
             else:
                 place, number, spoken = known
                 read, left = exchanges[place][1], exchanges[place + 1 :]
-                context = extended(self._renderer, spoken, read)
+                turn = Exchange(spoken.token_ids, spoken.parsed, tuple(read))
+                context = extended(self._renderer, spoken.context, [turn])
                 results = {message.call: message.content for message in read if message.call}
-            for entry, read in left:
-                context = extended(self._renderer, self._written(context, _readable(entry), asked.tools), read)
+            if left:
+                context = extended(self._renderer, context, await self._written(left, asked.tools, context_tokens))
         except ValueError as error:
             raise RequestRefused("template", f"the model's chat template cannot write this: {error}") from error
         return Found(context, digests[-1], number, results)
@@ -94,11 +99,29 @@ class Contexts:
                 return order, *known
         return None
 
-    def _written(self, context: Context, entry: AssistantMessage, tools: Sequence[ToolSchema]) -> Spoken:
-        """A turn that the policy did not sample: its calls are written as calls, everything else is text to be read."""
-        is_text = not entry.requests and not entry.reasoning
-        token_ids = self._renderer.quote(entry.content) if is_text else self._renderer.write(entry, tools)
-        return Spoken(context, tuple(token_ids), Parsed(entry, 0))
+    async def _written(
+        self, turns: Sequence[tuple[AssistantMessage, list[Message]]], tools: Sequence[ToolSchema], context_tokens: int
+    ) -> list[Exchange]:
+        """Turns that the policy did not sample: their calls are written as calls, all else is text to be read.
+
+        Raises RequestRefused as soon as they cannot fit, whatever the template leaves out of them.
+        """
+        exchanges, stays = list[Exchange](), 0
+        for entry, read in turns:
+            await asyncio.sleep(0)
+            message = _readable(entry)
+            is_text = not message.requests and not message.reasoning
+            token_ids = self._renderer.quote(message.content) if is_text else self._renderer.write(message, tools)
+            exchanges.append(Exchange(tuple(token_ids), Parsed(message, 0), tuple(read)))
+            stays += len(self._renderer.bridge(exchanges[-1].messages)) + (0 if message.reasoning else len(token_ids))
+            if stays > MOST_SHORTENED * context_tokens:
+                raise RequestRefused(
+                    "context",
+                    f"the first {len(exchanges)} exchanges of the messages are {stays} tokens, and the model's context "
+                    f"has {context_tokens}: send less",
+                    field="messages",
+                )
+        return exchanges
 
     def _opened(self, opening: Sequence[Message], tools: Sequence[ToolSchema]) -> Context:
         conversation = Conversation(tuple(opening), tuple(tools), self._experience, ())
@@ -107,45 +130,43 @@ class Contexts:
         return Context(conversation, token_ids, 0, span)
 
 
-def extended(renderer: Renderer, spoken: Spoken, messages: Sequence[Message]) -> Context:
-    """What stands before the turn that follows on ``messages``."""
-    exchange = Exchange(spoken.token_ids, spoken.parsed, tuple(messages))
-    before = spoken.context.conversation
-    conversation = replace(before, exchanges=(*before.exchanges, exchange))
-    rewritten = renderer.rewritten(conversation)
+def extended(renderer: Renderer, context: Context, exchanges: Sequence[Exchange]) -> Context:
+    """What stands before the turn that follows on ``exchanges``, of which the policy sampled the last one at most."""
+    conversation = replace(context.conversation, exchanges=(*context.conversation.exchanges, *exchanges))
+    rewritten = renderer.rewritten(conversation, len(exchanges))
     if rewritten is not None:
         return Context(conversation, rewritten.token_ids, rewritten.observed, rewritten.experience_span)
-    read = (*spoken.context.token_ids, *spoken.token_ids)
-    return Context(
-        conversation, (*read, *renderer.bridge(exchange.messages)), len(read), spoken.context.experience_span
-    )
-
-
-def _is_turn(entry: Entry) -> bool:
-    return isinstance(entry, AssistantMessage)
+    token_ids, observed = list(context.token_ids), 0
+    for exchange in exchanges:
+        token_ids += exchange.token_ids
+        observed = len(token_ids)
+        token_ids += renderer.bridge(exchange.messages)
+    return Context(conversation, tuple(token_ids), observed, context.experience_span)
 
 
 def _joined(messages: Sequence[Entry]) -> tuple[Entry, ...]:
     """Messages of the assistant that stand next to each other are one: what it said, and all of its calls."""
     joined = list[Entry]()
-    for entry in messages:
-        last = joined[-1] if joined else None
-        if isinstance(entry, AssistantMessage) and isinstance(last, AssistantMessage):
-            joined[-1] = _one_turn(last, entry)
-        else:
-            joined.append(entry)
+    for _, run in groupby(messages, key=type):
+        entries = list(run)
+        turns = [entry for entry in entries if isinstance(entry, AssistantMessage)]
+        joined += [_one_turn(turns)] if len(turns) > 1 else entries
     return tuple(joined)
 
 
-def _one_turn(first: AssistantMessage, second: AssistantMessage) -> AssistantMessage:
+def _one_turn(turns: Sequence[AssistantMessage]) -> AssistantMessage:
     try:
         return AssistantMessage(
-            "\n\n".join(filter(None, (first.content, second.content))),
-            (*first.requests, *second.requests),
-            reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
+            _paragraphs(turn.content for turn in turns),
+            tuple(request for turn in turns for request in turn.requests),
+            reasoning=_paragraphs(turn.reasoning for turn in turns),
         )
     except ValueError as error:
         raise RequestRefused("conversation", f"of messages that are one turn: {error}", field="messages") from error
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, texts))
 
 
 def _readable(entry: AssistantMessage) -> AssistantMessage:

@@ -7,6 +7,7 @@ It knows no dialect and no socket (``dialects/``, ``server.py``), and belongs to
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from engine.rollout.agents.stops import ended, stopped, stopped_text
 from engine.rollout.renderers.contract import Renderer
 from engine.seeds import derived_seed
 from engine.spec.generation import Generated
-from engine.spec.message import AssistantMessage
+from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.trajectory import Segment
 
 MOST_BEYOND_BUDGET = 16
@@ -42,6 +43,18 @@ class Budget:
     context_tokens: int
 
 
+@dataclass(slots=True, eq=False)
+class _Lent:
+    """What a request under way has of the budget: so many turns that are not sampled yet, of so many tokens each."""
+
+    turns: int
+    turn_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.turns * self.turn_tokens
+
+
 OnCall = Callable[[int, Call], Awaitable[None]]
 """Is given each turn with its number, before the agent has it."""
 
@@ -61,7 +74,8 @@ class ModelProxy:
     ) -> None:
         self.renderer, self._sessions, self._budget, self._seed = renderer, sessions, budget, seed
         self._contexts, self._on_call = Contexts(renderer, experience), on_call
-        self._under_way = self._begun = self._reserved_tokens = 0
+        self._under_way = self._begun = 0
+        self._lent = set[_Lent]()
         self._in_turn = asyncio.Lock()
         self.calls: list[Call] = []
         """In order of time: a call stands here as soon as it is sampled."""
@@ -102,41 +116,43 @@ class ModelProxy:
         Raises RequestRefused; whoever answers with it calls ``refuse``.
         """
         refuse_far_too_long(asked, self._budget.context_tokens)
-        tokens = self._reserved(asked)
+        lent = self._reserved(asked)
         try:
-            found = self._contexts.find(asked)
+            found = await self._contexts.find(asked, self._budget.context_tokens)
             room = room_behind(found.context, self._budget.context_tokens)
             if found.number is not None:
                 self.calls[found.number].results.update(found.results)
             if live is not None:
                 live.begin(len(found.context.token_ids))
-            return await self._sampled(asked, found, min(room, tokens), live)
+            lent.turn_tokens = min(room, lent.turn_tokens)
+            return await self._sampled(asked, found, lent, live)
         finally:
             self._under_way -= asked.choices
-            self._reserved_tokens -= tokens * asked.choices
+            self._lent.remove(lent)
 
-    def _reserved(self, asked: Asked) -> int:
-        """The tokens that each choice may have, which nobody else has until the call is over."""
+    def _reserved(self, asked: Asked) -> _Lent:
+        """What nobody else has until it is sampled, or the request is over."""
         budget = self._budget
         if self._under_way + asked.choices > budget.parallel:
             raise RequestRefused("rate", f"{budget.parallel} calls at once at most: try again when one is over")
-        if len(self.calls) + self._under_way + asked.choices > budget.calls:
+        if len(self.calls) + sum(lent.turns for lent in self._lent) + asked.choices > budget.calls:
             raise RequestRefused("budget", f"the episode's {budget.calls} calls are used up")
-        left = (budget.sampled_tokens - self.sampled_tokens - self._reserved_tokens) // asked.choices
-        if left < 1 and self._reserved_tokens:
+        lent_tokens = sum(lent.tokens for lent in self._lent)
+        left = (budget.sampled_tokens - self.sampled_tokens - lent_tokens) // asked.choices
+        if left < 1 and lent_tokens:
             raise RequestRefused("rate", "the tokens that are left are all lent to calls under way: try again after")
         if left < 1:
             raise RequestRefused("budget", f"the episode's {budget.sampled_tokens} sampled tokens are used up")
-        tokens = min(budget.turn_tokens, left, asked.most_tokens or left)
+        lent = _Lent(asked.choices, min(budget.turn_tokens, left, asked.most_tokens or left))
         self._under_way += asked.choices
-        self._reserved_tokens += tokens * asked.choices
-        return tokens
+        self._lent.add(lent)
+        return lent
 
-    async def _sampled(self, asked: Asked, found: Found, most_tokens: int, live: Live | None) -> list[Call]:
+    async def _sampled(self, asked: Asked, found: Found, lent: _Lent, live: Live | None) -> list[Call]:
         begun, self._begun = self._begun, self._begun + asked.choices
         shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
         sampling = [
-            asyncio.ensure_future(self._turn(asked, found, most_tokens, self._seed_of(asked, begun, choice), turn))
+            asyncio.ensure_future(self._turn(asked, found, lent, self._seed_of(asked, begun, choice), turn))
             for choice, turn in enumerate(shown)
         ]
         try:
@@ -153,11 +169,11 @@ class ModelProxy:
             return derived_seed(self._seed, begun + choice)
         return derived_seed(self._seed, "agent", asked.seed, choice)
 
-    async def _turn(self, asked: Asked, found: Found, most_tokens: int, seed: int, live: LiveTurn | None) -> Call:
+    async def _turn(self, asked: Asked, found: Found, lent: _Lent, seed: int, live: LiveTurn | None) -> Call:
         on_token = None if live is None else live.sampled
         try:
             generated = await self._sessions.sample(
-                found.context.token_ids, seed=seed, most_tokens=most_tokens, on_token=on_token
+                found.context.token_ids, seed=seed, most_tokens=lent.turn_tokens, on_token=on_token
             )
         except asyncio.CancelledError:
             self.unfinished += 1
@@ -166,15 +182,16 @@ class ModelProxy:
             self.failure = self.failure or error
             self.failed.set()
             raise
-        return await self._captured(asked, found, generated, "" if live is None else live.shown.content)
+        return await self._captured(asked, found, generated, lent, "" if live is None else live.shown.content)
 
-    async def _captured(self, asked: Asked, found: Found, generated: Generated, shown: str) -> Call:
+    async def _captured(self, asked: Asked, found: Found, generated: Generated, lent: _Lent, shown: str) -> Call:
         """Kept from now on, whoever is still there to read it."""
         number = len(self.calls)
         call, spoken = answered(asked, found.context, generated, self.renderer, str(number), shown)
         if spoken is not None:
             self._contexts.spoke(number, found.digest, call.reply, spoken)
         self.calls.append(call)
+        lent.turns -= 1
         async with self._in_turn:
             await self._on_call(number, call)
         return call
@@ -217,11 +234,12 @@ def _cut(call: Call, tokens: int) -> Call:
 
 def refuse_far_too_long(asked: Asked, context_tokens: int) -> None:
     """Before anything is made into ids, which takes time.  Raises RequestRefused."""
-    characters = sum(_characters(entry) for entry in asked.messages)
+    characters = sum(map(_characters, asked.messages)) + sum(map(_described, asked.tools))
     if characters > context_tokens * LONGEST_TOKEN:
         raise RequestRefused(
             "context",
-            f"the messages are {characters} characters, and the model's context has {context_tokens} tokens: send less",
+            f"the messages and tools are {characters} characters, and the model's context has {context_tokens} tokens: "
+            "send less",
             field="messages",
         )
 
@@ -239,8 +257,14 @@ def room_behind(context: Context, context_tokens: int) -> int:
 
 
 def _characters(entry: Entry) -> int:
-    calls = sum(len(request.text) for request in entry.requests) if isinstance(entry, AssistantMessage) else 0
-    return len(entry.content) + calls
+    if isinstance(entry, Message):
+        return len(entry.content)
+    return len(entry.content) + len(entry.reasoning) + sum(len(request.text) for request in entry.requests)
+
+
+def _described(tool: ToolSchema) -> int:
+    """The characters in which a template describes a tool, about."""
+    return len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
 
 
 def _beginning(generated: Generated, tokens: int) -> Generated:

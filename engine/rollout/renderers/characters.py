@@ -56,7 +56,7 @@ class CharacterRenderer:
     def bridge(self, messages: Sequence[Message]) -> list[int]:
         return [*(token for message in messages for token in self._framed(message)), self._tokenizer.assistant]
 
-    def rewritten(self, conversation: Conversation) -> Rewritten | None:
+    def rewritten(self, conversation: Conversation, turns: int = 1) -> Rewritten | None:
         return None
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:

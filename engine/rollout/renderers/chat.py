@@ -156,10 +156,12 @@ class ChatRenderer:
     def bridge(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.encode(self._bridge_text(messages))
 
-    def rewritten(self, conversation: Conversation) -> Rewritten | None:
-        last = conversation.exchanges[-1]
+    def rewritten(self, conversation: Conversation, turns: int = 1) -> Rewritten | None:
+        *written, last = conversation.exchanges[-turns:]
         bridge = self._bridge_text(last.messages)
-        known, grown = self._before_and_behind(conversation)
+        before, grown = self._before_and_behind(conversation, turns)
+        passages = (self._turn_text(turn.parsed.message) + self._bridge_text(turn.messages) for turn in written)
+        known = "".join((before, *passages))
         if grown.startswith(known) and grown.endswith(bridge) and len(grown) >= len(known) + len(bridge):
             turn = grown[len(known) : len(grown) - len(bridge)]
             if self._is_spelled(turn, last.token_ids) or turn == self._turn_text(last.parsed.message):
@@ -183,12 +185,12 @@ class ChatRenderer:
         marks = ((self.tokenizer.mark_of(token), piece) for token, piece in tokens)
         return "".join(piece if mark is None else self.tokenizer.mark(mark) for mark, piece in marks)
 
-    def _before_and_behind(self, conversation: Conversation) -> tuple[str, str]:
-        """What the template writes before the last turn, and before the one that is due."""
+    def _before_and_behind(self, conversation: Conversation, turns: int) -> tuple[str, str]:
+        """What the template writes before the last ``turns`` turns, and before the one that is due."""
         tools = self._described(conversation.tools)
         opening = self._documents(conversation.opening)
         parts = [_Part(opening, digest_of([opening, tools])), *map(self._part, conversation.exchanges)]
-        return self._parts_written(parts[:-1], tools), self._parts_written(parts, tools)
+        return self._parts_written(parts[:-turns], tools), self._parts_written(parts, tools)
 
     def _parts_written(self, parts: Sequence[_Part], tools: Sequence[Document]) -> str:
         documents = list(chain.from_iterable(part.documents for part in parts))

@@ -103,13 +103,15 @@ class Renderer(Protocol):
         """Return what the policy reads between two of its turns."""
         ...
 
-    def rewritten(self, conversation: Conversation) -> Rewritten | None:
-        """Return what stands before the next turn where that is not all that stood there, with ``bridge`` behind it.
+    def rewritten(self, conversation: Conversation, turns: int = 1) -> Rewritten | None:
+        """Return what stands before the next turn where that is not all that stood before the last ``turns`` turns,
+        with those and their ``bridge`` behind it.
 
         None where it is.  The caller asks before each turn but
         the first and begins anew where it is told to, so that what stands before the last turn is already what the
         template writes there.  Messages are compared by what they say: ids that a policy sampled are no break, however
-        they are spelled.
+        they are spelled.  Of several turns, those before the last are such as the renderer wrote: it is asked about
+        them together, for it may have to write the whole conversation to answer.
         """
         ...
 

@@ -38,7 +38,7 @@ MOST_BITS = 2**16
 """The length of a whole number that the template makes by multiplying."""
 MOST_CHARACTERS = 2**26
 """In one rendering, and in one value that the template keeps under a name, joins or multiplies."""
-MOST_RENDERINGS, MOST_REMEMBERED = 1024, 2**24
+MOST_RENDERINGS, MOST_REMEMBERED = 2**14, 2**24
 """Renderings that are kept, and their characters in all."""
 SHORT_TEXTS, SHORT_CHARACTERS = 4096, 4096
 """Texts of at most so many characters of which it is kept where their seams go: keys, and messages said before."""

@@ -24,7 +24,7 @@ class Forgetful(CharacterRenderer):
     def append_only(self):
         return False
 
-    def rewritten(self, conversation):
+    def rewritten(self, conversation, turns=1):
         ids = self.prompt(conversation.opening, conversation.tools, conversation.experience)
         observed = 0
         for exchange in conversation.exchanges:

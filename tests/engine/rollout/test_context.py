@@ -27,7 +27,7 @@ from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import exchanges_of
 from engine.spec.context import Context, ContextRecord
 from engine.spec.environment import PythonMath, Sokoban
-from engine.spec.message import AssistantMessage, Message, ToolRequest
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest
 from engine.spec.recipe import Recipe, Reward
 from engine.spec.run import Dataset, RunSpec
 from engine.spec.supervised import Demonstrations
@@ -150,13 +150,17 @@ async def test_a_chat_template_is_windowed_as_well(tmp_path):
 # ---- compaction ----
 
 
-async def test_a_context_that_is_too_long_goes_on_with_its_last_turns_and_a_note_of_the_others():
+NOTED = "Earlier, of which nothing else is shown:"
+
+
+@pytest.mark.parametrize("template", ["causal", "reasoning"])
+async def test_a_context_that_is_too_long_goes_on_with_its_last_turns_and_a_note_of_the_others(template):
     turns = [call(str(number) * 3) for number in range(1, 7)]
     phrase = policy(*turns, answer("it"))
-    context = Context(compact_tokens=60, window_turns=2, compact_characters=2)
+    context = Context(template=template, compact_tokens=60, window_turns=2, compact_characters=2)
     played = await run_episode(request(), arena(phrase, context))
     shown = [RENDERER.text(ids) for ids in phrase.shown]
-    compacted = [place for place, text in enumerate(shown) if "Earlier, of which nothing else is shown:" in text]
+    compacted = [place for place, text in enumerate(shown) if NOTED in text]
     assert 0 < len(compacted) < len(shown)
     assert compacted == list(range(compacted[0], len(shown)))
     assert "1. 11... -> 11..." in shown[-1]
@@ -318,6 +322,50 @@ async def test_each_sampled_token_is_trained_once_in_the_context_in_which_it_was
     )
 
 
+compacting = st.builds(
+    Context,
+    template=st.sampled_from(["causal", "reasoning"]),
+    compact_tokens=st.integers(40, 400),
+    compact_characters=st.sampled_from([1, 10]),
+    window_turns=st.integers(1, 4),
+    memory=st.booleans(),
+    result_characters=st.sampled_from([0, 1, 5]),
+    reminder=st.sampled_from(["", "be brief"]),
+    reminder_turns=st.integers(1, 3),
+    repeated_calls=st.integers(0, 3),
+)
+with_and_without_thoughts = st.sampled_from(
+    [
+        python("1"),
+        python("22 333"),
+        [*TOKENIZER.encode("so " * 30), *python("1")],
+        [*TOKENIZER.encode("hm "), *call("unreadable beside other tools")],
+        named("context_note", text="a"),
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(compacting, st.lists(with_and_without_thoughts, min_size=2, max_size=7))
+async def test_a_compaction_that_is_due_is_seen_in_the_next_context_and_none_before(context, spoken):
+    growing, phrase = policy(*spoken, answer("it")), policy(*spoken, answer("it"))
+    await run_episode(request(), arena(growing, context.model_copy(update={"compact_tokens": 2**24})))
+    await run_episode(request(), arena(phrase, context))
+    begun = [turn for turn, ids in enumerate(growing.shown) if is_due(turn, ids, context)]
+    compacted = [turn for turn, text in enumerate(texts(phrase)) if NOTED in text]
+    assert compacted == list(range(begun[0] if begun else len(phrase.shown), len(phrase.shown)))
+    assert all(growing.shown[turn] == ids for turn, ids in enumerate(phrase.shown) if turn not in compacted)
+    for turn in compacted:
+        stays = texts(phrase)[turn].count("<output>")
+        assert stays < turn
+        assert stays == context.window_turns or len(phrase.shown[turn]) <= context.compact_tokens
+
+
+def is_due(turn, ids, context):
+    """Whether this context before a turn, from 0, is too long, and turns can leave it."""
+    return len(ids) > context.compact_tokens and turn > context.window_turns
+
+
 # ---- habits ----
 
 
@@ -357,6 +405,15 @@ async def test_a_policy_that_repeats_itself_is_told_so():
     assert "this call 2 times" in last
     assert "this call 3 times" in last
     assert played.context.repeated_calls == 2
+
+
+@pytest.mark.parametrize(("second", "in_a_row"), [('{"code": 1', True), ("something else", False)])
+def test_calls_that_cannot_be_read_repeat_each_other_where_they_are_the_same_text(second, in_a_row):
+    habits = Habits(Context(repeated_calls=2))
+    for text in ('{"code": 1', second):
+        message = AssistantMessage(requests=(ToolRequest("python", malformed=Malformed(text, "no JSON")),))
+        [read] = habits.read(0, message, [Message("tool", "Error: no JSON", "python", "call-1")])
+    assert ("2 times in a row" in read.content) == in_a_row
 
 
 # ---- a context that manages itself ----

@@ -101,7 +101,7 @@ async def test_experience_stand_in_the_shared_prompt_and_are_marked_once():
 
 def test_experience_that_are_written_again_elsewhere_are_marked_there():
     class Moving(Forgetful):
-        def rewritten(self, conversation):
+        def rewritten(self, conversation, turns=1):
             experience = self.prompt((), TOOLS, conversation.experience)[2:-1]
             return Rewritten(
                 (TOKENIZER.bos, *TOKENIZER.encode("so: "), *experience, TOKENIZER.assistant),

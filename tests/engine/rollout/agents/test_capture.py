@@ -19,7 +19,7 @@ from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import branches_of, exchanges_of
 from engine.spec.generation import Generated
-from engine.spec.message import AssistantMessage, Message
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.trajectory import Task, Trajectory
 from engine.training.batch import samples_from_trajectory
 from tests.engine.rollout.renderers.model_folders import write_folder
@@ -69,15 +69,16 @@ class RandomPolicy:
         self.open.discard(session)
 
 
-def proxy(policy, **changes):
+async def shortly(number, call):
+    await asyncio.sleep(0)
+
+
+def proxy(policy, *, on_call=shortly, **changes):
     budget = {"calls": 1000, "sampled_tokens": 10**6, "turn_tokens": 64, "parallel": 8, "context_tokens": ROOM}
 
     def session():
         return PolicySession(policy, "agent", stop_ids=policy.renderer.stop_ids, max_turn_tokens=64,
                              context_tokens=ROOM, temperature=1.0)  # fmt: skip
-
-    async def on_call(number, call):
-        await asyncio.sleep(0)
 
     return ModelProxy(policy.renderer, CallSessions(session), Budget(**{**budget, **changes}), seed=1, on_call=on_call)
 
@@ -284,10 +285,136 @@ async def test_tokens_are_bounded_over_all_calls_to_the_last_one():
     assert model.sampled_tokens == 25
 
 
+class Gate:
+    """An ``on_call`` that waits until it is opened."""
+
+    def __init__(self):
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, number, call):
+        self.reached.set()
+        await self.opened.wait()
+
+
+async def test_a_call_that_is_sampled_counts_once_though_its_agent_has_no_answer_yet():
+    gate = Gate()
+    model = proxy(steady(), calls=2, sampled_tokens=15, parallel=3, on_call=gate)
+    first = asyncio.ensure_future(model.complete(asked(START)))
+    await gate.reached.wait()
+    second = asyncio.ensure_future(model.complete(asked(START)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    with pytest.raises(RequestRefused, match="2 calls are used up"):
+        await model.complete(asked(START))
+    gate.opened.set()
+    sampled = [len(call.generated.token_ids) for [call] in await asyncio.gather(first, second)]
+    assert sampled == [10, 5]
+
+
+async def test_a_choice_that_is_sampled_counts_once_while_others_go_on():
+    policy, gate = steady(), Gate()
+    sampling, left = policy.generate, [False, False, True]
+
+    async def generate(request):
+        if left and left.pop():
+            await gate(0, None)
+        return await sampling(request)
+
+    policy.generate = generate
+    model = proxy(policy, calls=4)
+    three = asyncio.ensure_future(model.complete(Asked((START,), tuple(TOOLS), choices=3)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(model.calls) == 2
+    await model.complete(asked(START))
+    gate.opened.set()
+    assert (len(await three), len(model.calls)) == (3, 4)
+
+
+async def test_calls_at_once_are_bounded_until_they_are_answered():
+    gate = Gate()
+    model = proxy(steady(), parallel=1, on_call=gate)
+    first = asyncio.ensure_future(model.complete(asked(START)))
+    await gate.reached.wait()
+    with pytest.raises(RequestRefused) as refusal:
+        await model.complete(asked(START))
+    assert refusal.value.kind == "rate"
+    gate.opened.set()
+    await first
+
+
+REQUESTS = st.tuples(st.integers(0, 12), st.integers(1, 3), st.sampled_from([None, 1, 7]), st.sampled_from([None, 4]))
+"""When a request comes, its choices, the tokens that it asks for, and after how long its agent hangs up."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=8), st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**32))
+def test_a_budget_is_never_exceeded_and_nobody_is_refused_for_it_before_it_is_used_up(requests, calls, tokens, seed):
+    waits = Random(seed)
+
+    async def slow(number, call):
+        for _ in range(waits.randrange(6)):
+            await asyncio.sleep(0)
+
+    async def refused(model, when, choices, most_tokens, hangs_up):
+        """Why it is refused, if it is, and how many turns it gives up."""
+        for _ in range(when):
+            await asyncio.sleep(0)
+        calling = asyncio.ensure_future(
+            model.complete(Asked((START,), tuple(TOOLS), choices=choices, most_tokens=most_tokens))
+        )
+        for _ in range(hangs_up or 0):
+            await asyncio.sleep(0)
+        if hangs_up:
+            calling.cancel()
+        await asyncio.wait([calling])
+        if calling.cancelled():
+            return None, choices
+        return calling.exception(), 0
+
+    async def play():
+        policy = RandomPolicy(WITH_REASONING, seed)
+        model = proxy(policy, calls=calls, sampled_tokens=tokens, parallel=4, on_call=slow)
+        ends = await asyncio.gather(*(refused(model, *request) for request in requests))
+        await model.close()
+        return model, ends
+
+    model, ends = asyncio.run(play())
+    assert len(model.calls) <= calls
+    assert model.sampled_tokens <= tokens
+    given_up = sum(turns for _, turns in ends)
+    for (_, choices, *_), (error, _) in zip(requests, ends, strict=True):
+        assert error is None or error.kind in ("budget", "rate")
+        if error is not None and error.kind == "budget":
+            short_of_calls = len(model.calls) + given_up + choices > calls
+            assert short_of_calls or tokens - model.sampled_tokens < choices
+
+
 async def test_messages_that_leave_no_room_are_refused_as_too_long():
     model = proxy(steady(), context_tokens=20)
     with pytest.raises(RequestRefused, match="context has 20") as refusal:
         await model.complete(asked(Message("user", "x" * 40)))
+    assert refusal.value.kind == "context"
+
+
+LONG = "x" * 2000
+CALLS = AssistantMessage(requests=(ToolRequest("python", {"code": LONG}, "1"),))
+
+
+@pytest.mark.parametrize("request_of_it", [
+    Asked((Message("user", LONG),)),
+    Asked((START, AssistantMessage(LONG), START)),
+    Asked((START, AssistantMessage("it", reasoning=LONG), START)),
+    Asked((START, CALLS, Message("tool", "2", "python", "1"))),
+    Asked((START,), (ToolSchema("python", LONG),)),
+    Asked((START,), (ToolSchema("python", parameters={"type": "object", "description": LONG}),)),
+])  # fmt: skip
+async def test_what_is_far_too_long_is_refused_before_it_is_made_into_ids(request_of_it):
+    policy = steady()
+    model = proxy(policy, context_tokens=30)
+    policy.renderer = model.renderer = None
+    with pytest.raises(RequestRefused, match="the messages and tools are 20.. characters") as refusal:
+        await model.complete(request_of_it)
     assert refusal.value.kind == "context"
 
 
