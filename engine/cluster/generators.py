@@ -51,8 +51,8 @@ async def hand_over_weights(
     generator: Generator, source: WeightSource, version: int, *, stays_suspended: bool = False
 ) -> None:
     """Between two tokens of whatever is being sampled.  ``stays_suspended``: somebody else will resume it."""
-    await generator.suspend()
     try:
+        await generator.suspend()
         await generator.load_weights(source, version)
     finally:
         if not stays_suspended:

@@ -132,8 +132,7 @@ class InProcessWorkers:
 
     async def resume(self) -> None:
         self._group.returned()
-        if self._version is not None and self._group.behind(self._version):
-            self._generators.weights = await self._learning(self._learner.weights)
+        if self._version is not None:  # the learner's may be newer by now
             await self._group.load(self._version)
         await self._group.go_on()
 

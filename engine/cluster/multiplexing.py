@@ -111,7 +111,7 @@ class Multiplexer:
         return None
 
     def expand_now(self, at_s: float) -> None:
-        """Rollouts take their GPUs back, whatever the policy would say: an evaluation must play."""
+        """Rollouts take their GPUs back, whatever the policy would say: the trainer is not going to work."""
         if self._shrunk:
             self._shrunk, self._moved_s, self._idle_since_s = False, at_s, None
 

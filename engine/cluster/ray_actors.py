@@ -91,12 +91,15 @@ class GeneratorActor(_Placed):
         self._generator: Any = generator_for(spec.model, spec.resources, seed=spec.seed)
         self._server = GeneratorServer(self._generator)
         self._suspended = False
+        self._loading: asyncio.Future[None] | None = None
         self._meter = ProcessMeter(name, "generator", has_gpus=spec.resources.device == "cuda")
 
     async def load_weights(self, source: Any, version: int) -> None:
         from engine.cluster.generators import hand_over_weights
 
-        await hand_over_weights(self._generator, source, version, stays_suspended=self._suspended)
+        handing_over = hand_over_weights(self._generator, source, version, stays_suspended=self._suspended)
+        self._loading = asyncio.ensure_future(handing_over)
+        await self._loading
 
     async def suspend(self) -> int:
         self._suspended = True
@@ -145,6 +148,13 @@ class GeneratorActor(_Placed):
         servers = await servers_of(self._generator)
         return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
 
+    async def close(self) -> None:
+        """End its own servers; those of others sample on, also where they were just being given weights."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.wait({self._loading})
+        self._generator.close()
+
 
 class JudgeActor(_Placed):
     """Ray starts it again where its process dies, and asks again what it had not answered."""
@@ -173,6 +183,9 @@ class JudgeActor(_Placed):
         """As ``GeneratorActor.readings``."""
         servers = await self._judge.servers()
         return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
+
+    async def close(self) -> None:
+        self._judge.close()
 
 
 class RolloutActor(_Placed):

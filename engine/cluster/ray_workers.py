@@ -48,7 +48,9 @@ REASON_S = 10.0
 READING_S = 5.0
 """How long a member may take to say what it takes of its machine."""
 CLOSING_S = 2.0
-"""How long rollout workers may take to close their sandboxes."""
+"""How long a rollout worker may take to close its sandboxes."""
+CLOSING_SERVERS_S = 20.0
+"""How long a generator or the judge may take to end its servers, and to remove the weights that it gave them."""
 
 Report = Callable[[Level, str], None]
 
@@ -90,7 +92,7 @@ class RayWorkers:
         self._mending = asyncio.Lock()
         self._repairs = 0
         self._groups: dict[GroupKey, str] = {}
-        """Who plays each group that is under way; an aborted one is not in it."""
+        """Who plays each group that is under way, or played it when somebody died; an aborted one is not in it."""
         self._learner_node = ""
         """For people: who reads why an attempt ended looks there."""
         self._ranks_node = ""
@@ -214,19 +216,20 @@ class RayWorkers:
     async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
         """In the worker that plays fewest groups; in another one if it dies, or its generator."""
         key = group_key(requests)
-        while True:
-            repairs, name = self._repairs, self._least_loaded()
-            self._groups[key] = name
-            try:
-                return await self._play_group(name, requests, enough, fewest)
-            except (RayActorError, GeneratorLost) as death:
-                self._report("warning", f"prompt {key[0]}: {name} or its generator died ({type(death).__name__})")
-            finally:
-                still_wanted = self._groups.pop(key, None) is not None
-            if not still_wanted:
-                return Collected(unused_rollouts=len(requests))
-            if not await self._repaired_since(repairs):
-                raise ActorLost(f"prompt {key[0]} got no answer although all actors live")
+        try:
+            while True:
+                repairs, name = self._repairs, self._least_loaded()
+                self._groups[key] = name
+                try:
+                    return await self._play_group(name, requests, enough, fewest)
+                except (RayActorError, GeneratorLost) as death:
+                    self._report("warning", f"prompt {key[0]}: {name} or its generator died ({type(death).__name__})")
+                if key in self._groups and not await self._repaired_since(repairs):
+                    raise ActorLost(f"prompt {key[0]} got no answer although all actors live")
+                if key not in self._groups:  # aborted before it died, or while the dead were replaced
+                    return Collected(unused_rollouts=len(requests))
+        finally:
+            self._groups.pop(key, None)
 
     async def _play_group(self, name: str, requests: Sequence[EpisodeRequest], enough: int, fewest: int) -> Collected:
         reply = self._actors[name].collect_group.remote(requests, self._generators.lines(name), enough, fewest)
@@ -291,18 +294,32 @@ class RayWorkers:
 
     async def close(self) -> None:
         """The sandboxes are closed first, so that what they tried last is written down."""
-        closing = [self._actors[name].close.remote() for name in self._rollouts if name in self._actors]
-        if closing:
-            await asyncio.get_running_loop().run_in_executor(
-                None, lambda: ray.wait(closing, num_returns=len(closing), timeout=CLOSING_S)
-            )
-        for actor in self._actors.values():
-            ray.kill(actor)
-        for following in self._following.values():
-            following.cancel()
-        self._actors.clear()
-        self._placement.release()
-        self._open.close()
+        try:
+            await asyncio.gather(*(self._closed(name, CLOSING_S) for name in self._rollouts))
+            settled = [name for name in (*self._generators.names, "judge") if name in self._nodes]
+            await asyncio.gather(*(self._closed(name, CLOSING_SERVERS_S) for name in settled))
+        finally:
+            for actor in self._actors.values():
+                ray.kill(actor)
+            for following in self._following.values():
+                following.cancel()
+            self._actors.clear()
+            self._placement.release()
+            self._open.close()
+
+    async def _closed(self, name: str, limit_s: float) -> None:
+        """Ask a member that lives to give back what it holds beyond its process, which is killed afterwards."""
+        if name not in self._actors:
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._actors[name].close.remote()
+        except TimeoutError:
+            self._report("warning", f"{name} is killed before it was closed: that took more than {limit_s:.0f} s")
+        except RayActorError:  # whoever is dead holds nothing
+            return
+        except RayTaskError as error:
+            self._report("warning", f"{name} could not be closed: {error.cause}")
 
     @property
     def _rollouts(self) -> list[str]:

@@ -1,7 +1,6 @@
 """How a run file becomes a spec without problems, and whether a spec may go on from a checkpoint."""
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,8 @@ from engine.spec.judge import OF_THE_RUN
 from engine.spec.model import CheckpointModel, Model
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
+from engine.spec.resumption import forbidden_changes
 from engine.spec.run import RunSpec
-
-_OF_SERVERS = ("urls", "servers", "memory_fraction", "start_timeout_s", "health_every_s", "health_misses", "restarts")
-MAY_CHANGE = frozenset(
-    {
-        "model.gradient_checkpointing",
-        "model.microbatch_tokens",
-        "resources.batch_delay_ms",
-        "resources.decoders",
-        "resources.generators",
-        "resources.kv_slots",
-        "resources.rollout_workers",
-        "resources.sandboxes",
-        "resources.sglang.exchange_folder",
-        "resources.trainer_ranks",
-        "schedule.max_attempts",
-        "schedule.stall_timeout_s",
-        *(f"resources.sglang.{field}" for field in _OF_SERVERS),
-    }
-)
-TABLES_MAY_CHANGE = ("resources.megatron.", "resources.placement.")
-"""With ``MAY_CHANGE`` the fields in which a run that goes on may differ from its checkpoint: on what it runs, not what
-it does; results differ at most as rounding does (docs/backends.md)."""
 
 
 class BadSpec(Exception):
@@ -121,15 +99,5 @@ def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:
     remedy = "give the old value, or start afresh in another --run-dir"
     return [
         Problem(field, after, f"the checkpoint was made with {before!r}", remedy)
-        for field, before, after in _differences(old.model_dump(), new.model_dump(), "")
-        if field not in MAY_CHANGE and not field.startswith(TABLES_MAY_CHANGE)
+        for field, before, after in forbidden_changes(old, new)
     ]
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[tuple[str, Any, Any]]:
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differences(before, after, f"{path}{key}.")
-        elif before != after:
-            yield f"{path}{key}", before, after

@@ -106,8 +106,8 @@ class DeviceTurns:
         look_s = self._multiplexer.next_look_s(demand)
         return None if look_s is None else max(0.0, look_s - demand.at_s)
 
-    async def for_evaluation(self) -> None:
-        """Rollouts have them at once: an evaluation plays, and the loop waits for it."""
+    async def for_rollouts(self) -> None:
+        """Rollouts have them at once: an evaluation plays, or a pause lets end what is being played."""
         if self.owner == "training":
             self._multiplexer.expand_now(self._now_s())
             await self._workers.resume()

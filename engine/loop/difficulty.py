@@ -17,7 +17,9 @@ from pydantic import BaseModel, ValidationError
 from engine.durable_log import Segment
 from engine.models.origin import model_origin
 from engine.spec.difficulty import Measurement, TaskDifficulty, task_sha256
+from engine.spec.impossible import AS_STORED
 from engine.spec.problems import Problem, problems_in
+from engine.spec.resumption import forbidden_changes
 from engine.spec.run import RunSpec
 from engine.spec.selection import Difficulty
 from engine.spec.trajectory import Task, Trajectory
@@ -97,13 +99,13 @@ class GrowingTable:
     """A table on disk, one writer.  What ``add`` was given stands there when it returns, whoever is killed then."""
 
     def __init__(self, path: Path, measurement: Measurement) -> None:
-        """Go on with the table that is there.  Raises TableRefused where that was measured with something else."""
+        """Go on with the table that is there.  Raises TableRefused where that belongs to another run."""
         begun = _whole_lines(path)
         if begun:
             self.table = _table(begun, path)
-            if self.table.measurement != measurement:
+            if differing := _differing(self.table.measurement, measurement, path):
                 problem = "it was measured with something else than what this run would measure with"
-                raise TableRefused(Problem(FIELD, str(path), problem, "remove it, or use another folder"))
+                raise _cannot_go_on(path, f"{problem} ({', '.join(differing)})")
             self._segment = Segment.reopened(path, size=sum(len(line) + 1 for line in begun))
         else:
             path.unlink(missing_ok=True)  # a first line that was torn
@@ -117,6 +119,21 @@ class GrowingTable:
 
     def close(self) -> None:
         self._segment.close()
+
+
+def _differing(begun: Measurement, now: Measurement, path: Path) -> list[str]:
+    """In what a measurement is another one than that which was begun; what a run may change when it goes on is none."""
+    try:
+        before, after = (RunSpec.model_validate(made.spec, context=AS_STORED) for made in (begun, now))
+    except ValidationError as error:
+        [problem, *_] = problems_in(error, RunSpec)
+        raise _cannot_go_on(path, f"line 1: {problem}: by another version of Palestra?") from None
+    differing = [name for name in ("tasks", "rollouts", "weights") if getattr(begun, name) != getattr(now, name)]
+    return differing + [field for field, _, _ in forbidden_changes(before, after)]
+
+
+def _cannot_go_on(path: Path, message: str) -> TableRefused:
+    return TableRefused(Problem(FIELD, str(path), message, "remove it, or use another folder"))
 
 
 def tallied(tasks: Sequence[tuple[int, Task]], rollouts: Iterable[Trajectory]) -> list[TaskDifficulty]:

@@ -118,14 +118,17 @@ class GenerationLane:
         began = time.monotonic()
         batch, occupancy = await self._batch()
         check_staleness(batch, version=step - 1, ratio=self._schedule.async_ratio)
-        if self._turns is not None:
-            with self._phases.progress.waiting_on("devices"):
-                await self._turns.for_training()
+        await self.reclaim_devices()
         return self._as_played(batch, occupancy, waited_s=time.monotonic() - began)
 
-    async def before_evaluation(self) -> None:
+    async def release_devices(self) -> None:
         if self._turns is not None:
-            await self._turns.for_evaluation()
+            await self._turns.for_rollouts()
+
+    async def reclaim_devices(self) -> None:
+        if self._turns is not None and self._buffer.counts["taken"]:
+            with self._phases.progress.waiting_on("devices"):
+                await self._turns.for_training()
 
     def trained(self, played: Played) -> None:
         self._buffer.trained()

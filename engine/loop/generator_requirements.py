@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,15 +30,39 @@ MLP_ADAPTED = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
 """On which SGLang computes adapters.  In a mixture it would compute those of a shared expert for all experts."""
 SGLANG_PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The variable that names the interpreter of an environment with SGLang."""
-_CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """The files of a memory cgroup in ``folder``, and what ``memory.stat`` there calls the page cache that is idle."""
+
+    folder: Path
+    limit: str
+    use: str
+    idle_cache: str
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """None where there is none."""
+        file = self.folder / self.limit
+        text = file.read_text().strip() if file.is_file() else ""
+        return int(text) if text.isdigit() else None
+
+    @property
+    def used_bytes(self) -> int:
+        """Without the page cache that the kernel gives up before it lets anybody run out of memory."""
+        counts = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        return int((self.folder / self.use).read_text()) - int(counts[self.idle_cache])
+
+
+CGROUP_V2 = MemoryCgroup(Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file")
+CGROUP_V1 = MemoryCgroup(
+    Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 )
-"""Limit and use, of version 2 and of version 1."""
 
 
 def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[Problem]:
-    """Empty where it fits into ``free_bytes``, which are this machine's unless told.
+    """Empty where it fits into ``free_bytes``, which are this machine's by default.
 
     What a pretrained model's takes is counted beside its trainer's (``model_requirements.py``).
     """
@@ -165,12 +190,13 @@ def _undivided(field: str, heads: object, ranks: int) -> Iterator[Problem]:
         )
 
 
-def free_memory(cgroups: tuple[tuple[Path, Path], ...] = _CGROUPS) -> int:
+def free_memory(cgroups: Sequence[MemoryCgroup] = (CGROUP_V2, CGROUP_V1)) -> int:
     """Bytes that this process may yet take: of the machine, and of its cgroup where that has a limit."""
-    return min([int(psutil.virtual_memory().available), *_left_in(cgroups)])
+    left = [max(limit - cgroup.used_bytes, 0) for cgroup in cgroups if (limit := cgroup.limit_bytes) is not None]
+    return min([int(psutil.virtual_memory().available), *left])
 
 
-def _left_in(cgroups: tuple[tuple[Path, Path], ...]) -> Iterator[int]:
-    for limit, use in cgroups:
-        if limit.is_file() and use.is_file() and (text := limit.read_text().strip()).isdigit():
-            yield max(int(text) - int(use.read_text()), 0)
+def total_memory(cgroups: Sequence[MemoryCgroup] = (CGROUP_V2, CGROUP_V1)) -> int:
+    """Bytes that ``free_memory`` would be if nobody had any."""
+    limits = [limit for cgroup in cgroups if (limit := cgroup.limit_bytes) is not None]
+    return min([int(psutil.virtual_memory().total), *limits])

@@ -59,8 +59,8 @@ def select(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> Sel
     kept, dropped = comparable(recipe.credit, groups), list[RolloutGroup]()
     if selection.dynamic_sampling is not None:
         chosen = informative(kept)[:batch]
-        numbers = {group.plan.number for group in chosen}
-        dropped = [_with_reason(group, DROPPED) for group in kept if group.plan.number not in numbers]
+        prompts = {group.plan.prompt for group in chosen}
+        dropped = [_with_reason(group, DROPPED) for group in kept if group.plan.prompt not in prompts]
         kept = chosen
     kept = [group.with_rollouts(masked(recipe, rollout) for rollout in group.rollouts) for group in kept]
     kept = _without_least_varied(kept, keep=selection.keep_groups)

@@ -25,9 +25,10 @@ from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from engine.cluster.workers import WorkerGroup
-from engine.failures import Cancelled, RunFailed
+from engine.failures import AttemptFailed, Cancelled, RunFailed
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.generation import GenerationLane
+from engine.loop.generator_requirements import total_memory
 from engine.loop.judge_phase import Judging, judging_for
 from engine.loop.milestones import Milestones
 from engine.loop.phases import Phases
@@ -94,7 +95,8 @@ class Loop:
             control,
             self.progress,
             stall_timeout_s=spec.schedule.stall_timeout_s,
-            before_pause=lambda: self._milestones.checkpoint_before_pause(),
+            before_pause=self._before_pause,
+            after_pause=self._after_pause,
         )
         self._milestones = Milestones(
             self._state,
@@ -151,7 +153,7 @@ class Loop:
             if self._spec.schedule.overlaps:  # before an evaluation: what is played beside it needs slots
                 await steps.exchange_weights(self._state.finished_steps + 1)
             if self._milestones.evaluation_due:
-                await self._source.before_evaluation()
+                await self._source.release_devices()
             await self._milestones.evaluate_if_due()
             await self._milestones.checkpoint_if_due()
             if self._state.finished_steps == self._spec.rl_steps:
@@ -173,7 +175,11 @@ class Loop:
         async with self._phases.phase("start", done):
             self._milestones.set_aside(found)
             if problems := lacking(self._spec):
-                raise RunFailed("; ".join(map(str, problems)))
+                reason = "; ".join(map(str, problems))
+                # Memory that it had before is free again once its present owners end.
+                if found.state is not None and not lacking(self._spec, free_bytes=total_memory()):
+                    raise AttemptFailed(reason)
+                raise RunFailed(reason)
             self._judging = judging_for(
                 self._spec.recipe, self._spec.environment, self._spec.dataset, served=self._workers.ask_judge
             )
@@ -226,6 +232,15 @@ class Loop:
     def _record(self) -> None:
         if self._source is not None:
             self._source.record()
+
+    async def _before_pause(self) -> None:
+        await self._milestones.checkpoint_before_pause()
+        if self._source is not None:
+            await self._source.release_devices()
+
+    async def _after_pause(self) -> None:
+        if self._source is not None:
+            await self._source.reclaim_devices()
 
     def _step_runner(self, source: GroupSource) -> StepRunner:
         return StepRunner(

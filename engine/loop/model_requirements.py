@@ -31,8 +31,11 @@ from engine.training.backends.megatron.layout import layout_problems
 from engine.training.backends.megatron.memory import memory_of_rank
 
 
-def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Problem]:
-    """Return what the spec names and this machine does not have, or has no room for; a chat has no trainer."""
+def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True, free_bytes: int | None = None) -> list[Problem]:
+    """Return what the spec names and this machine does not have, or has no room for; a chat has no trainer.
+
+    There is room in ``free_bytes``, which are this machine's by default.
+    """
     try:
         origin = model_origin(spec.model)
         if isinstance(origin.model, BuiltinModel):
@@ -49,7 +52,7 @@ def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Proble
     recipe = spec.recipe if with_trainer else None
     if recipe is not None and (unfit := list(_layout(folder, origin.model, spec.resources))):
         return [*problems, *unfit]  # a layout that does not divide has no memory to be counted
-    room = _room(folder, origin.model, spec.resources, recipe)
+    room = _room(folder, origin.model, spec.resources, recipe, free_bytes)
     return [*problems, *_attention(origin.model, spec.resources), *room]
 
 
@@ -139,9 +142,9 @@ def _attention(model: PretrainedModel, resources: Resources) -> Iterator[Problem
 
 
 def _room(
-    folder: ModelFolder, model: PretrainedModel, resources: Resources, recipe: Recipe | None
+    folder: ModelFolder, model: PretrainedModel, resources: Resources, recipe: Recipe | None, free_bytes: int | None
 ) -> Iterator[Problem]:
-    """Whether generator and trainer fit into this machine, without a ``recipe`` the generator alone.
+    """Whether generator and trainer fit into ``free_bytes``, without a ``recipe`` the generator alone.
 
     What a GPU has room for, its own process finds out.
     """
@@ -172,7 +175,7 @@ def _room(
         )
     if resources.device != "cpu":
         return
-    available = free_memory()
+    available = free_memory() if free_bytes is None else free_bytes
     if recipe is None:
         if generator_bytes > available:
             yield Problem(

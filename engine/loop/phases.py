@@ -34,7 +34,10 @@ class Spent:
 
 
 class Phases:
-    """Belongs to one attempt.  ``before_pause`` saves what is finished; it may enter phases of its own."""
+    """Belongs to one attempt.
+
+    ``before_pause`` saves what is finished, and ``after_pause`` lets a step go on; both may enter phases of their own.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Phases:
         *,
         stall_timeout_s: float,
         before_pause: Callable[[], Awaitable[None]],
+        after_pause: Callable[[], Awaitable[None]],
     ) -> None:
         self.progress = progress
         self.spans = SpanLog()
@@ -52,7 +56,7 @@ class Phases:
         self._events = events
         self._control = control
         self._stall_timeout_s = stall_timeout_s
-        self._before_pause = before_pause
+        self._before_pause, self._after_pause = before_pause, after_pause
 
     @asynccontextmanager
     async def phase(
@@ -79,9 +83,13 @@ class Phases:
             return
         await self._before_pause()
         async with self.phase("paused", self._state.finished_steps):
-            while self.pause_wanted:
-                await asyncio.sleep(LOOK_EVERY_S)
-                self.progress.progressed()
+            await self._end_of_pause()
+        await self._after_pause()
+
+    async def _end_of_pause(self) -> None:
+        while self.pause_wanted:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.progress.progressed()
 
     async def watched(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` until it ends, or until the watcher has a reason to end it.

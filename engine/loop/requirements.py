@@ -16,12 +16,16 @@ from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 
 
-def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
-    """Return what the spec names and this process does not find.  No value of a secret is in it."""
-    in_model = lacking_in_model(spec)
+def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ, *, free_bytes: int | None = None) -> list[Problem]:
+    """Return what the spec names and this process does not find.  No value of a secret is in it.
+
+    ``free_bytes`` of memory are what is free on this machine by default.
+    """
+    in_model = lacking_in_model(spec, free_bytes=free_bytes)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
     measured = [] if in_model else lacking_in_environment(spec)
-    needed = [*in_model, *lacking_for_ranks(spec.resources), *lacking_in_generator(spec), *measured]
+    ranks = lacking_for_ranks(spec.resources, free_bytes)
+    needed = [*in_model, *ranks, *lacking_in_generator(spec, free_bytes), *measured]
     judge = [*_judge_key(spec.recipe, environ), *lacking_for_judge(spec)]
     return [*judge, *(needed or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
 

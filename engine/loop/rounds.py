@@ -25,8 +25,12 @@ class GroupSource(Protocol):
         """The groups of ``step``; the phase ``collect`` lasts so long."""
         ...
 
-    async def before_evaluation(self) -> None:
-        """An evaluation is about to play, and the loop waits for it."""
+    async def release_devices(self) -> None:
+        """The trainer needs none for a while: an evaluation is about to play, or the run to pause."""
+        ...
+
+    async def reclaim_devices(self) -> None:
+        """The pause is over: a step that has taken its groups trains on them."""
         ...
 
     def trained(self, played: Played) -> None:
@@ -69,7 +73,10 @@ class Rounds:
         played.seconds = time.monotonic() - began
         return played
 
-    async def before_evaluation(self) -> None:
+    async def release_devices(self) -> None:
+        """Nothing is under way."""
+
+    async def reclaim_devices(self) -> None:
         """Nothing is under way."""
 
     def trained(self, played: Played) -> None:

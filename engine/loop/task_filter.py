@@ -92,10 +92,11 @@ class TaskFilter:
         problem = nothing_left(table, difficulty, train_tasks=train_tasks)
         if problem is not None and not self._may_leave_nothing:
             raise RunFailed(str(problem))
-        kept = table.kept(difficulty, train_tasks=train_tasks)
+        kept, differing = table.kept(difficulty, train_tasks=train_tasks), list[str]()
         if difficulty.measured is not None:
             await self._compare_tasks(table, kept)
-        self._run_log.filtered(len(kept), train_tasks, differing_origin(table, self._spec))
+            differing = differing_origin(table, self._spec)
+        self._run_log.filtered(len(kept), train_tasks, differing)
         self._events.metrics(self._state.finished_steps, table.metrics(difficulty, train_tasks=train_tasks))
         self._state.tasks = kept
         self._checkpoints.amend(self._state)

@@ -31,12 +31,12 @@ class GroupPlan:
     """One task and one start.  Parallel anchors give a task several groups, one for each prefix."""
 
     prompt: int
-    """``Trajectory.prompt`` of its rollouts."""
+    """``Trajectory.prompt`` of its rollouts; no other group of the run has it."""
     version: int
     """The policy version at which it was planned; of a group that starts by itself, the one under which it started, so
     that no token of it is of an earlier one."""
     number: int
-    """The group's number among those planned at this version, counted over sampling rounds.  Seeds hang on it."""
+    """The group's number in its ``seed_step``, counted over that step's sampling rounds.  Seeds hang on it."""
     tasks_before: int
     """So many tasks the run takes before this one: it takes them in turn, from 0 on and without an end."""
     task: int

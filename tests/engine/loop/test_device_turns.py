@@ -122,11 +122,11 @@ async def test_they_change_sides_no_sooner_than_they_are_held_and_whoever_waits_
     await waiting
 
 
-async def test_an_evaluation_has_them_at_once() -> None:
+async def test_an_evaluation_and_a_pause_have_them_at_once() -> None:
     scene = Scene(hold_s=5)
     await scene.train()
-    await scene.turns.for_evaluation()
-    await scene.turns.for_evaluation()
+    await scene.turns.for_rollouts()
+    await scene.turns.for_rollouts()
     assert scene.generator.calls == ["suspend", "resume"]
 
 

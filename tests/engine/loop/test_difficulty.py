@@ -184,9 +184,34 @@ def test_a_table_that_was_cut_in_the_middle_of_a_line_goes_on_behind_the_last_wh
 def test_a_table_of_another_measurement_is_not_gone_on_with(tmp_path: Path) -> None:
     path = measured(spec_with(), tmp_path / "t.jsonl")
     before = path.read_bytes()
-    with pytest.raises(TableRefused, match="measured with something else"):
+    with pytest.raises(TableRefused, match=r"measured with something else .* \(seed\)"):
         GrowingTable(path, measurement_of(spec_with(seed=1)))
+    other = measurement_of(spec_with()).model_copy(update={"weights": {"model.safetensors": "0" * 64}})
+    with pytest.raises(TableRefused, match=r"\(weights\)"):
+        GrowingTable(path, other)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"resources": {"kv_slots": 4}}, {"resources": {"rollout_workers": 3, "placement": {"rollout_cpus": 2}}}],
+)
+def test_a_table_is_gone_on_with_by_a_run_that_changed_what_it_may(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = measured(spec_with(), tmp_path / "t.jsonl")
+    before = path.read_bytes()
+    GrowingTable(path, measurement_of(spec_with(**changed))).close()
+    assert path.read_bytes() == before
+
+
+def test_a_table_is_gone_on_with_by_a_version_whose_runs_have_more_fields(tmp_path: Path) -> None:
+    path = measured(spec_with(), tmp_path / "t.jsonl")
+    first = json.loads(path.read_text().split("\n")[0])
+    del first["spec"]["schedule"]["max_attempts"]
+    del first["spec"]["recipe"]["optimizer"]["learning_rate"]
+    GrowingTable(rewritten(path, 1, json.dumps(first)), measurement_of(spec_with())).close()
+    first["spec"]["schedule"]["of_a_later_version"] = 1
+    with pytest.raises(TableRefused, match="of_a_later_version = 1: .* by another version of Palestra?"):
+        GrowingTable(rewritten(path, 1, json.dumps(first)), measurement_of(spec_with()))
 
 
 def test_a_named_table_of_this_environment_lacks_nothing(tmp_path: Path) -> None:

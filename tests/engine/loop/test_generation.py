@@ -1,6 +1,7 @@
 """The generation lane beside the training: pauses, cancellations, stalls, failures, and what a step gets of it."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Played, planner_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
+from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from tests.engine.groups import requests_of
 from tests.engine.rigs import Rig, entered
 
@@ -91,6 +94,55 @@ def test_a_paused_run_begins_no_group_and_goes_on_where_it_was(rig: Made, servic
     assert running.ended() == exit_codes.ENDED
     assert trained(service) == Counter(dict.fromkeys(range(36), 4))
     assert sorted(Noted.begun) == list(range(36))
+
+
+class Lent(InProcessWorkers):
+    """Notes whether the trainer has the devices; the credit of step 2 is slow."""
+
+    is_lent: ClassVar[bool]
+    at_updates: ClassVar[list[bool]]
+    credited: ClassVar[threading.Event]
+
+    async def start(self) -> None:
+        type(self).is_lent, type(self).at_updates, type(self).credited = False, [], threading.Event()
+        await super().start()
+
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
+    ) -> dict[str, CreditColumns]:
+        if step == 2:
+            await asyncio.to_thread(self.credited.wait)
+        return await super().credit(groups, released, step=step)
+
+    async def suspend(self) -> int:
+        type(self).is_lent = True
+        return await super().suspend()
+
+    async def resume(self) -> None:
+        type(self).is_lent = False
+        await super().resume()
+
+    async def update(self, request: UpdateRequest) -> Updated:
+        self.at_updates.append(self.is_lent)
+        return await super().update(request)
+
+
+def test_a_paused_step_gives_back_the_devices_that_others_play_with_and_has_them_again_when_it_goes_on(
+    rig: Made, service: Any
+) -> None:
+    running = rig(Lent, steps=2, multiplexing=True, multiplexing_hold_s=0.0).start()
+    service.wait_for(entered("credit", 2))
+    service.desired, beats = "pause", len(service.heartbeats)
+    service.wait_for(lambda service: len(service.heartbeats) > beats + 2)
+    in_the_step = Lent.is_lent
+    Lent.credited.set()
+    service.wait_for(lambda service: service.heartbeats[-1].phase == "paused")
+    in_the_pause = Lent.is_lent
+    service.desired = "run"
+    assert running.ended() == exit_codes.ENDED
+    assert (in_the_step, in_the_pause) == (True, False)
+    assert Lent.at_updates == [True] * 2
+    assert trained(service) == Counter(dict.fromkeys(range(12), 4))
 
 
 class FailingGroup(InProcessWorkers):

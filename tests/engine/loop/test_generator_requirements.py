@@ -1,9 +1,17 @@
 """A generator that does not fit is refused before a start, with what it takes and what would fit."""
 
+from dataclasses import replace
+
 import psutil
 import pytest
 
-from engine.loop.generator_requirements import free_memory, lacking_in_generator
+from engine.loop.generator_requirements import (
+    CGROUP_V1,
+    CGROUP_V2,
+    free_memory,
+    lacking_in_generator,
+    total_memory,
+)
 from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
 
@@ -46,9 +54,18 @@ def test_what_a_gpu_holds_is_not_asked_of_this_machine():
     assert lacking_in_generator(spec(kv_slots=4096, device="cuda"), 1) == []
 
 
-@pytest.mark.parametrize(("limit", "use", "left"), [("3000", "1000", 2000), ("1000", "3000", 0), ("max", "5", None)])
-def test_a_cgroup_with_a_limit_leaves_what_it_has_not_used(tmp_path, limit, use, left):
-    (tmp_path / "limit").write_text(f"{limit}\n")
-    (tmp_path / "use").write_text(f"{use}\n")
-    free = free_memory(((tmp_path / "limit", tmp_path / "use"), (tmp_path / "none", tmp_path / "none")))
-    assert free == left if left is not None else 0 < free <= psutil.virtual_memory().total
+@pytest.mark.parametrize("version", [CGROUP_V1, CGROUP_V2])
+@pytest.mark.parametrize(
+    ("limit", "use", "idle", "left"),
+    [("3000", 1000, 0, 2000), ("3000", 2900, 1500, 1600), ("1000", 3000, 0, 0), ("max", 5, 0, None)],
+)
+def test_a_cgroup_with_a_limit_leaves_what_it_has_not_used_and_idle_page_cache(
+    tmp_path, version, limit, use, idle, left
+):
+    (tmp_path / version.limit).write_text(f"{limit}\n")
+    (tmp_path / version.use).write_text(f"{use}\n")
+    (tmp_path / "memory.stat").write_text(f"active_file 700\n{version.idle_cache} {idle}\n")
+    cgroups = [replace(version, folder=tmp_path), replace(version, folder=tmp_path / "none")]
+    free, total = free_memory(cgroups), psutil.virtual_memory().total
+    assert free == left if left is not None else 0 < free <= total
+    assert total_memory(cgroups) == (total if limit == "max" else int(limit))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,15 @@ def test_dynamic_sampling_keeps_the_first_informative_groups_and_records_the_oth
     ]  # fmt: skip
     assert all(trajectory.masked_because is None for trajectory in kept)
     assert selected.rollouts == [*kept, *dropped]
+
+
+def test_no_group_of_a_batch_is_lost_whose_rounds_were_planned_one_by_one(rollout: Rollout) -> None:
+    """Groups that are played beside the training are numbered anew in each round, and a batch has some of several."""
+    groups = grouped(groups_of(rollout, "++", "+-", "--", "-+", "--", "++"))
+    rounds = [replace(group, plan=replace(group.plan, number=group.plan.number % 3)) for group in groups]
+    selected = selected_by(spec_with({"dynamic_sampling": {}}), rounds)
+    assert [group.plan.prompt for group in selected.kept] == [1, 3]
+    assert [group.plan.prompt for group in selected.dropped] == [0, 2, 4, 5]
 
 
 def test_dynamic_sampling_goes_on_until_there_are_enough(rollout: Rollout) -> None:

@@ -13,6 +13,8 @@ from engine.cluster import members
 from engine.cluster.in_process import InProcessWorkers
 from engine.cluster.workers import ActorLost
 from engine.launch import exit_codes
+from engine.loop import generator_requirements, loop
+from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.run import RunSpec
@@ -173,6 +175,35 @@ def test_a_lost_learner_fails_the_attempt_but_not_the_run(rig: Callable[..., Rig
     assert rig(Dying).start().ended() == exit_codes.ATTEMPT_FAILED
     assert service.of_kind("log")[-1]["message"] == "learner died: of old age"
     assert service.of_kind("finished") == []
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "total_bytes", "code"),
+    [
+        (True, 2**40, exit_codes.ATTEMPT_FAILED),
+        (False, 2**40, exit_codes.RUN_FAILED),
+        (True, 2**20, exit_codes.RUN_FAILED),
+    ],
+    ids=["taken by others", "at its first start", "not there at all"],
+)
+def test_a_run_that_had_its_memory_fails_only_in_the_attempts_in_which_others_have_it(
+    rig: Callable[..., Rig],
+    small_spec: RunSpec,
+    service: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    goes_on: bool,
+    total_bytes: int,
+    code: int,
+) -> None:
+    monkeypatch.setattr(generator_requirements, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(loop, "total_memory", lambda: total_bytes)
+    running = rig()
+    if goes_on:
+        state = RunState(spec=small_spec, cold_started=True)
+        running.checkpoints.complete(running.checkpoints.begin(), state)
+    assert running.start().ended() == code
+    assert "this machine has 1.0 MiB free" in str(running.attempt.reason)
+    assert len(service.of_kind("finished")) == (code == exit_codes.RUN_FAILED)
 
 
 def test_without_supervised_stages_nobody_is_asked_and_checkpoint_0_is_written_all_the_same(
