@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from engine.reporting.spool import Spool
+from engine.reporting.abridgement import abridged
+from engine.reporting.spool import LONGEST_EVENT_BYTES, EventTooLong, Spool
 from engine.spec.event import Finished, Log, Metric, TrajectoryStored
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
 
 LONGEST_MESSAGE = 8000
 """Characters of a log's message; a traceback may be longer."""
+LONGEST_DOCUMENT_BYTES = LONGEST_EVENT_BYTES - 1024
+"""A trajectory may be as long; its event says a little more."""
 
 Level = Literal["debug", "info", "warning", "error"]
 Listener = Callable[[Strict], None]
@@ -57,6 +60,18 @@ class EventWriter:
             self.log("warning", "metrics", f"not a finite number at step {step}: {', '.join(lost)}")
 
     def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        """Those that are too long for an event are abridged, and named in a warning."""
+        try:
+            self._store(trajectories)
+        except EventTooLong:
+            fitting = [abridged(trajectory, LONGEST_DOCUMENT_BYTES) for trajectory in trajectories]
+            self._store(fitting)
+            for trajectory in fitting:
+                if trajectory.left_out is not None:
+                    too_long = f"{trajectory.id} is too long to be stored whole ({LONGEST_DOCUMENT_BYTES} bytes)"
+                    self.log("warning", "events", f"{too_long}: {trajectory.left_out} left out")
+
+    def _store(self, trajectories: Sequence[Trajectory]) -> None:
         self.emit_all([(TrajectoryStored, {"trajectory": trajectory}) for trajectory in trajectories])
 
     def log(self, level: Level, source: str, message: str) -> None:

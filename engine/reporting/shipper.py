@@ -23,8 +23,10 @@ from engine.spec.security import ReviewDecision
 log = logging.getLogger("engine.shipper")
 
 BATCH_EVENTS = 1000
-BATCH_BYTES = 4 * 2**20 - 2**16
-"""Events take no more; the rest of a batch's 4 MiB is room for its frame."""
+BATCH_BYTES = 4 * 2**20
+"""A batch is no longer, with its heartbeat and its frame."""
+FRAME_BYTES = 1024
+"""What stands around events and heartbeat is shorter."""
 HEARTBEAT_S = 2.0
 BACKOFF_S = (0.2, 5.0)
 REQUEST_TIMEOUT_S = 10.0
@@ -91,7 +93,7 @@ class Ingest:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceDown(f"{self.url}: {error or type(error).__name__}") from error
+            raise ServiceDown(f"{self.url}: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
 
@@ -184,8 +186,11 @@ class Shipper(threading.Thread):
                     self._wake.wait(self._heartbeat_s)
 
     def _send_once(self) -> None:
-        lines = self._spool.read(self._next_seq, max_events=BATCH_EVENTS, max_bytes=BATCH_BYTES)
-        answer = self._ingest.post(self._next_seq, lines, self._heartbeat())
+        heartbeat = self._heartbeat()
+        heartbeat_bytes = len(heartbeat.model_dump_json().encode()) if heartbeat else 0
+        room = BATCH_BYTES - FRAME_BYTES - heartbeat_bytes
+        lines = self._spool.read(self._next_seq, max_events=BATCH_EVENTS, max_bytes=room)
+        answer = self._ingest.post(self._next_seq, lines, heartbeat)
         next_seq, desired = answer.next_seq, answer.desired
         if not self._spool.oldest_seq <= next_seq <= self._spool.last_seq + 1:
             raise ServiceRefuses(

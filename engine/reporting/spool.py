@@ -29,6 +29,10 @@ class SpoolError(Exception):
     """The spool cannot be opened or written; the message says where and why."""
 
 
+class EventTooLong(SpoolError):
+    """An event that no batch could carry; nothing was written."""
+
+
 class Spool:
     """Numbers events and keeps them until they are acknowledged.
 
@@ -95,7 +99,7 @@ class Spool:
             if first_seq != segment.next_seq:
                 raise SpoolError(f"event {first_seq} was offered where {segment.next_seq} comes next")
             if too_long := [len(line) for line in lines if len(line) >= LONGEST_EVENT_BYTES]:
-                raise SpoolError(f"an event of {too_long[0]} bytes is longer than {LONGEST_EVENT_BYTES - 1}")
+                raise EventTooLong(f"an event of {too_long[0]} bytes is longer than {LONGEST_EVENT_BYTES - 1}")
             try:
                 self._writer.append(lines, sync=True)
             except OSError as error:

@@ -293,6 +293,8 @@ class Trajectory(Strict):
     """How the agent ended that played it; None where the policy's own turns were played."""
     context: ContextRecord | None = None
     """What became of its context, where the recipe has one."""
+    left_out: str | None = None
+    """What this document lacks of it, because all of it is too long for an event; None: nothing."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ ServerRole = Literal["policy", "judge"]
 """Whose model a server has."""
 
 MOST = 400
-"""Processes that one heartbeat names, and servers; they take at most 0.4 MiB."""
+"""Processes that one heartbeat names, and servers; with eight GPUs each they take half a MiB of their batch."""
 
 
 class GpuUse(Strict):

@@ -72,20 +72,31 @@ class SglangClient:
         self.url = url
         self.adapter: Adapter | None = None
         """With which the requests from now on are computed; None: with the server's own weights alone."""
+        self._api_key = api_key
+        self._is_paused = False
         self._under_way: set[str] = set()
         self._idle = asyncio.Event()
 
     async def close(self) -> None:
+        """Calls that are not answered yet raise ServerGone."""
         await self._http.aclose()
 
+    def anew(self) -> "SglangClient":
+        """Another client of the same server, as this one knows it."""
+        client = SglangClient(self.url, api_key=self._api_key)
+        client.adapter, client._is_paused = self.adapter, self._is_paused
+        return client
+
     def leave(self) -> None:
-        """Unload the adapter from a server that goes on without us.  One that does not answer keeps it."""
+        """Leave a server that goes on without us awake and without our adapter.  One that does not answer stays as it
+        is."""
         adapter, self.adapter = self.adapter, None
-        if adapter is None:
-            return
-        url, headers = f"{self.url}/unload_lora_adapter", self._http.headers
+        calls: dict[str, dict[str, str]] = {"/continue_generation": {}} if self._is_paused else {}
+        if adapter is not None:
+            calls["/unload_lora_adapter"] = {"lora_name": adapter.name}
         try:
-            httpx.post(url, json={"lora_name": adapter.name}, headers=headers, timeout=LOOK_S, trust_env=False)
+            for path, body in calls.items():
+                httpx.post(self.url + path, json=body, headers=self._http.headers, timeout=LOOK_S, trust_env=False)
         except httpx.TransportError:
             return
 
@@ -177,7 +188,7 @@ class SglangClient:
         try:
             response = await self._http.post("/v1/chat/completions", json=dict(document), timeout=timeout)
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-            raise ServerGone(f"{self.url}/v1/chat/completions: {error or type(error).__name__}") from error
+            raise ServerGone(f"{self.url}/v1/chat/completions: {str(error) or type(error).__name__}") from error
         return response.status_code, response.headers.get("Retry-After", ""), response.content
 
     async def abort(self, request_id: str) -> None:
@@ -208,11 +219,13 @@ class SglangClient:
 
     async def pause(self) -> None:
         """When this returns the last token has been sampled.  Requests keep theirs and are read again later."""
+        self._is_paused = True
         await self._call("POST", "/pause_generation", {"mode": "retract"})
         await self.server_info()
 
     async def proceed(self) -> None:
         await self._call("POST", "/continue_generation", {})
+        self._is_paused = False
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -306,7 +319,7 @@ class SglangClient:
         except (httpx.TransportError, RuntimeError) as error:
             if isinstance(error, ServerRefused):
                 raise
-            raise ServerGone(f"{self.url}{path}: {error or type(error).__name__}") from error
+            raise ServerGone(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
 
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = CALL_S
@@ -315,7 +328,7 @@ class SglangClient:
         try:
             response = await self._http.request(method, path, json=body, timeout=timeout)
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-            raise ServerGone(f"{self.url}{path}: {error or type(error).__name__}") from error
+            raise ServerGone(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
         self._check(response, path)
         return response.json() if response.content else None
 

@@ -15,6 +15,7 @@ from engine.inference.sglang.broadcast import BroadcastExchange
 from engine.inference.sglang.client import SglangClient
 from engine.inference.sglang.generator import SglangGenerator
 from engine.inference.sglang.identity import Expected
+from engine.inference.sglang.leftovers import PREFIX, claim
 from engine.inference.sglang.process import ServedAdapter, ServerProcess, launch_command, launch_environment
 from engine.inference.sglang.servers import Fleet, Server, Timings
 from engine.inference.sglang.weights import Exchange, FolderExchange, TensorExchange
@@ -38,7 +39,8 @@ def sglang_generator(model: Model, resources: Resources, *, seed: int) -> Sglang
     assert isinstance(pretrained, PretrainedModel)  # the spec refuses all others
     assert folder is not None
     config = config_of(folder)
-    scratch = Path(tempfile.mkdtemp(prefix="palestra-sglang-"))
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
+    claim(scratch)
     adapter = served_adapter(folder, pretrained) if resources.sends_adapter_of(model) else None
     exchange = _exchange(settings, scratch, pretrained, is_adapter=adapter is not None)
     expected = Expected(config, int(config["vocab_size"]), origin.context_tokens, settings.logprobs_at, adapter)
@@ -88,7 +90,9 @@ def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel, *, is_ada
     by_folder = AdapterFolderExchange if is_adapter else FolderExchange
     if settings.exchange_folder is None:
         return by_folder(scratch / "weights", dtype)
-    return by_folder(Path(settings.exchange_folder) / scratch.name, dtype)
+    folder = Path(settings.exchange_folder) / scratch.name
+    claim(folder)
+    return by_folder(folder, dtype)
 
 
 def _given(settings: Sglang) -> list[Server]:
@@ -123,14 +127,14 @@ def _process(
         settings = settings.model_copy(update={"flags": [*room, *settings.flags]})
     environment = launch_environment(settings, number, threads=resources.threads, device=resources.device)
     return ServerProcess(
-        lambda port, api_key: launch_command(
+        lambda port, key_file: launch_command(
             interpreter(),
             folder,
             settings,
             device=resources.device,
             dtype=model.dtype,
             port=port,
-            api_key=api_key,
+            key_file=key_file,
             adapter=adapter,
         ),
         environment,

@@ -124,8 +124,8 @@ class ServedJudgeModel:
             flags = [f"max-total-tokens={room}", f"max-running-requests={CPU_QUESTIONS}", *settings.flags]
             settings = settings.model_copy(update={"flags": flags})
         process = ServerProcess(
-            lambda port, api_key: judge_command(
-                interpreter(), folder, settings, device=device, port=port, api_key=api_key
+            lambda port, key_file: judge_command(
+                interpreter(), folder, settings, device=device, port=port, key_file=key_file
             ),
             environment,
             self._scratch / f"server-{number}.log",

@@ -1,5 +1,6 @@
 """One ``sglang.launch_server`` as a process: its command, its port, its log, its end."""
 
+import json
 import os
 import secrets
 import socket
@@ -46,9 +47,9 @@ class ServerFailed(Exception):
 
 @dataclass
 class ServerProcess:
-    """``command`` is told the port and the key; ``log`` is written anew with each start."""
+    """``command`` is given the port, and the file that holds the key; ``log`` is written anew with each start."""
 
-    command: Callable[[int, str], Sequence[str]]
+    command: Callable[[int, Path], Sequence[str]]
     environment: Mapping[str, str]
     log: Path
     api_key: str = ""
@@ -68,9 +69,12 @@ class ServerProcess:
         """On a free port of loopback, with a new key: others on this machine may neither sample nor load weights."""
         self.stop()
         self.port, self.api_key = _free_port(), new_key()
+        key_file = self.log.with_suffix(".yaml")
+        key_file.touch(mode=0o600)
+        key_file.write_text(json.dumps({"api-key": self.api_key}))
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, str(KEEPER), *self.command(self.port, self.api_key)],
+                [sys.executable, str(KEEPER), *self.command(self.port, key_file)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -109,11 +113,14 @@ def launch_command(
     device: str,
     dtype: str,
     port: int,
-    api_key: str,
+    key_file: Path,
     adapter: ServedAdapter | None = None,
 ) -> list[str]:
-    """What starts one server of the model in ``folder``, whose weights are policy version 0."""
-    flags = _common_flags(folder, settings, device=device, dtype=dtype, port=port, api_key=api_key)
+    """What starts one server of the model in ``folder``, whose weights are policy version 0.
+
+    ``key_file`` is YAML with the ``api-key``: all users of a machine can read a command line.
+    """
+    flags = _common_flags(folder, settings, device=device, dtype=dtype, port=port, key_file=key_file)
     flags |= {"weight-version": 0, "skip-tokenizer-init": "", "incremental-streaming-output": ""}
     if adapter is not None:
         flags |= lora_flags(adapter, device=device)
@@ -127,10 +134,10 @@ def launch_command(
 
 
 def judge_command(
-    python: str, folder: Path, settings: JudgeServers, *, device: str, port: int, api_key: str
+    python: str, folder: Path, settings: JudgeServers, *, device: str, port: int, key_file: Path
 ) -> list[str]:
     """What starts one server of the judge in ``folder``, which is asked in messages."""
-    flags = _common_flags(folder, settings, device=device, dtype=settings.dtype, port=port, api_key=api_key)
+    flags = _common_flags(folder, settings, device=device, dtype=settings.dtype, port=port, key_file=key_file)
     flags["enable-cache-report"] = ""
     if settings.context_tokens is not None:
         flags["context-length"] = settings.context_tokens
@@ -138,13 +145,13 @@ def judge_command(
 
 
 def _common_flags(
-    folder: Path, settings: SglangServers, *, device: str, dtype: str, port: int, api_key: str
+    folder: Path, settings: SglangServers, *, device: str, dtype: str, port: int, key_file: Path
 ) -> dict[str, Any]:
     return {
         "model-path": folder,
         "host": "127.0.0.1",
         "port": port,
-        "api-key": api_key,
+        "config": key_file,
         "dtype": dtype,
         "tp-size": settings.tensor_parallel,
         "mem-fraction-static": settings.memory_fraction,
@@ -215,7 +222,7 @@ def devices_of(number: int, settings: SglangServers, visible: str | None, *, fir
 
 
 def new_key() -> str:
-    """A key has letters and digits alone: on a command line, a key that begins with a dash would be an option."""
+    """A key has letters and digits alone: among arguments, a key that begins with a dash would be an option."""
     return secrets.token_hex(24)
 
 

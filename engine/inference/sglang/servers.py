@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -244,8 +245,9 @@ class Fleet:
             server.process.start()
             await server.client.close()
             server.client = SglangClient(server.process.url, api_key=server.process.api_key)
-        server.client.adapter = None  # one that its owner has started again has none
         await self._ready(server)
+        if server.process is None:
+            await self._take_over(server.client)
         await self._checked(server)
         async with self.weights:
             await self._bring_newest(server)
@@ -254,6 +256,15 @@ class Fleet:
         process = f" as process {server.process.pid}" if server.process is not None else ""
         self._report("info", f"{server.name} is up{again}{process}")
         await self._tell()
+
+    async def _take_over(self, client: SglangClient) -> None:
+        """A server of somebody else's may be as a killed attempt left it, or as we lost it."""
+        if self._exchange is not None:
+            await self._exchange.go_on(client)
+        if client.adapter is not None:
+            with suppress(ServerRefused):  # one that its owner has started again has none
+                await client.unload_adapter(client.adapter.name)
+            client.adapter = None
 
     async def _bring_newest(self, server: Server) -> None:
         """It may hold the batch of the checks still, though they are answered."""
@@ -316,6 +327,9 @@ class Fleet:
                 self.lost(server, ServerGone(f"no answer to {misses} looks"))
         if server.process is not None:
             server.process.stop()
+        else:  # its turns would wait for an answer as long as it is silent
+            await server.client.close()
+            server.client = server.client.anew()
         assert server.reason is not None  # ``lost`` says it before it sets ``dead``
         return server.reason
 

@@ -105,7 +105,8 @@ class TorchGenerator:
         self._finished: list[tuple[Reply, Generated]] = []
         """Turns that ended in this pass; their callers learn it at its end, all at once."""
         self._failure: BaseException | None = None
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Callable[[], None], Reply | None]] = deque()
+        """Commands, each until it was run, and who waits for it."""
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
@@ -245,14 +246,21 @@ class TorchGenerator:
         return value
 
     def _post(self, command: Callable[[], None], reply: Reply | None = None) -> None:
+        """Raises where the generator has ended, if somebody waits for the command; else there is nothing left to do."""
         with self._wake:
-            if self._failure is not None:
-                raise RuntimeError("the generator has failed") from self._failure
-            if not self._closing:
-                self._inbox.append(command)
+            if self._failure is None and not self._closing:
+                self._inbox.append((command, reply))
                 self._wake.notify()
             elif reply is not None:
-                raise GenerationAborted("the generator is closed")
+                raise self._ended()
+
+    def _ended(self) -> Exception:
+        """Why no command is taken any more."""
+        if self._failure is None:
+            return GenerationAborted("the generator is closed")
+        failed = RuntimeError("the generator has failed")
+        failed.__cause__ = self._failure
+        return failed
 
     # ---- the stepping thread ----
 
@@ -260,10 +268,10 @@ class TorchGenerator:
         try:
             while self._take_commands():
                 self._pass()
-            self._drop_everything()
         except BaseException as error:
-            self._fail(error)
+            self._end(error)
             raise
+        self._end()
 
     def _take_commands(self) -> bool:
         """Run what was posted; sleep while there is nothing to sample.  False when closing."""
@@ -272,9 +280,10 @@ class TorchGenerator:
                 while not (self._inbox or self._closing) and (wait_s := self._until_pass()) != 0:
                     self._wake.wait(wait_s)
                     torch.set_num_threads(self._threads)
-                commands, self._inbox = self._inbox, deque()
-            for command in commands:
+            while self._inbox:
+                command, _ = self._inbox[0]
                 command()
+                self._inbox.popleft()
             if self._closing:
                 return False
             if self._until_pass() == 0:
@@ -313,10 +322,15 @@ class TorchGenerator:
             turn.move(is_vacant=self._vacant)
         return len(moved)
 
-    def _fail(self, error: BaseException) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
+        """Whoever waits for a turn, or for a command that was not run to its end, learns it."""
         with self._wake:
             self._failure = error
+            left, self._inbox = self._inbox, deque()
         self._drop_everything()
+        for _, reply in left:
+            if reply is not None:
+                reply.fail(self._ended())
 
     def _begin(self, turn: Turn) -> None:
         name = turn.request.session

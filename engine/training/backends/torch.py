@@ -262,7 +262,8 @@ class TorchBackend:
 class TorchValueNetwork:
     """Implements ``interface.ValueNetwork``: a network of the policy's shape with one number as its head.
 
-    The head is all zeros at first, so that the first values are exactly 0.
+    The head is all zeros at first, so that the first values are exactly 0.  Every row is computed in whole, also where
+    the policy's share their beginnings.
     """
 
     def __init__(self, cut: "_Cut", body: PolicyNetwork) -> None:
@@ -285,7 +286,7 @@ class TorchValueNetwork:
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         rows = [np.zeros(len(sample), dtype=np.float32) for sample in samples]
         self._valuing.eval()
-        batches = self._cut.microbatches(samples)
+        batches = self._cut.microbatches(samples, in_whole_rows=True)
 
         def value(numbers: list[int]) -> None:
             """Each sample is in one micro-batch, so threads write different rows."""
@@ -301,7 +302,7 @@ class TorchValueNetwork:
         return rows
 
     def forward_backward(self, batch: Batch, loss_terms: Sequence[LossTerm[ValueOutputs]]) -> BatchLoss:
-        batches = self._cut.microbatches(batch)
+        batches = self._cut.microbatches(batch, in_whole_rows=True)
         return self._passes.accumulated(batches, loss_terms, lambda number: self._outputs(batches[number]))
 
     def step(self, *, learning_rate: float, grad_clip: float) -> float:
@@ -488,16 +489,17 @@ class _Cut:
         if longest > self._context:
             raise ValueError(f"a sample of {longest} tokens is longer than the context of {self._context}")
 
-    def microbatches(self, batch: Batch) -> list[MicroBatch]:
+    def microbatches(self, batch: Batch, *, in_whole_rows: bool = False) -> list[MicroBatch]:
         """Equally many on each rank: one that has fewer gets some without rows.  As many tokens stand in memory at once
-        where several threads compute one each.
+        where several threads compute one each.  ``in_whole_rows``: nothing is shared, whatever the run says.
 
         Raises ValueError where a sample does not fit into the context.
         """
         self.use_threads()
         self.refuse_too_long(batch)
         tokens = max((self._tokens or microbatch.MICROBATCH_TOKENS) // self.threads.sharing, 1)
-        made = microbatches(batch, device=self.device, max_tokens=tokens, shares_prefixes=self._shares_prefixes)
+        shares_prefixes = self._shares_prefixes and not in_whole_rows
+        made = microbatches(batch, device=self.device, max_tokens=tokens, shares_prefixes=shares_prefixes)
         return [*made, *[without_rows(self.device)] * (self.rank.most(len(made)) - len(made))]
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from engine.reporting import shipper as shipper_module
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.shipper import Shipper
+from engine.reporting.shipper import ServiceDown, Shipper
 from engine.reporting.spool import Spool
-from engine.spec.event import Heartbeat, PhaseChanged
+from engine.spec.event import Heartbeat, Log, PhaseChanged
+from engine.spec.usage import MOST, GpuUse, ProcessUse, Usage
 
 HEARTBEAT = Heartbeat(step=3, total_steps=9, phase="collect", phase_since=1.0, waiting_for="rollout-0")
 
@@ -26,9 +27,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def shipping(spool: Spool, service: Any, **options: Any) -> Iterator[Shipper]:
-    shipper = Shipper(
-        spool, service.ingest, heartbeat=lambda: HEARTBEAT, heartbeat_s=options.pop("heartbeat_s", 0.05), **options
-    )
+    shipper = Shipper(spool, service.ingest, **{"heartbeat": lambda: HEARTBEAT, "heartbeat_s": 0.05} | options)
     shipper.start()
     yield shipper
     shipper.stop()
@@ -170,6 +169,36 @@ def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
     assert service.numbers == list(range(1, 2501))
     assert max(sizes) < 4 * 2**20
     assert sum(size > 1000 for size in sizes) == 3
+
+
+def test_a_full_batch_leaves_room_for_a_large_heartbeat(
+    spool: Spool, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    take = service._take
+    monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
+    gpu = GpuUse(name="0 NVIDIA H100 80GB HBM3", busy=0.98, memory_bytes=72_345_678_848, total_bytes=85_520_809_984)
+    ranks = [
+        ProcessUse(name=f"rank-{number}", role="rank", pid=number, cores=1.0, memory_bytes=2**33, gpus=[gpu] * 8)
+        for number in range(MOST)
+    ]
+    large = HEARTBEAT.model_copy(update={"usage": Usage(at=1.0, step=3, processes=ranks)})
+    roomy = Spool(spool._folder / "roomy")
+    message = {"level": "info", "source": "s", "message": "x" * 8000}
+    EventWriter(roomy, attempt=1).emit_all([(Log, message)] * 600)
+    with shipping(roomy, service, heartbeat=lambda: large) as shipper:
+        assert shipper.flush(20)
+    assert service.numbers == list(range(1, 601))
+    assert 3.9 * 2**20 < max(sizes) <= 4 * 2**20
+
+
+def test_a_failure_without_words_is_named_by_its_kind(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("http.client.HTTPConnection.request", silent)
+    with pytest.raises(ServiceDown, match="batches: TimeoutError$"):
+        service.ingest.next_seq()
 
 
 def test_values_that_are_no_numbers_are_named_instead_of_sent(spool: Spool, service: Any) -> None:

@@ -14,7 +14,7 @@ from engine.failures import RunFailed
 from engine.training.backends.registry import trainer_backend
 from engine.training.batch import Sample, sample_of
 from engine.training.loss_terms.likelihood import LikelihoodLoss
-from engine.training.microbatch import microbatches
+from engine.training.microbatch import MICROBATCH_TOKENS, microbatches
 from engine.training.prefix_trees import trees_of
 from tests.engine.models.folders import FAMILIES, folder_of
 from tests.engine.training.cast import run_spec
@@ -115,6 +115,26 @@ def test_trees_hold_every_sample_that_teaches_once_and_keep_to_their_budget(seed
             samples[i].learned_length - 1 - int(np.flatnonzero(samples[i].loss_mask)[0]) for i in tree
         )
         assert computed <= budget or len(tree) == 1
+
+
+def test_a_critic_shares_nothing_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = [rollout([1] * 100, 10, seed) for seed in range(40)]
+    values = {}
+    for shares in (False, True):
+        critic = made("builtin", shares=shares).value_network()
+        torch.nn.init.ones_(critic._valuing.head.weight)
+        computed: list[int] = []
+        hidden = critic._body.hidden
+
+        def counted(token_ids_BT: torch.Tensor, *more: Any, hidden: Any = hidden, computed: Any = computed) -> Any:
+            computed.append(token_ids_BT.numel())
+            return hidden(token_ids_BT, *more)
+
+        monkeypatch.setattr(critic._body, "hidden", counted)
+        values[shares] = np.stack(critic.values(group))
+        assert max(computed) <= MICROBATCH_TOKENS
+    assert values[True].any()
+    assert np.array_equal(values[True], values[False])
 
 
 def test_a_window_shorter_than_the_context_is_refused_by_the_field(tmp_path: Path) -> None:

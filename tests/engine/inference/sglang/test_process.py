@@ -1,5 +1,6 @@
 """How a server is started, and that it ends with whoever started it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from engine.spec.sglang import JudgeServers, Sglang
 
 SERVER = "import subprocess, sys, time; subprocess.Popen(['sleep', '300']); print('up', flush=True); time.sleep(300)"
 """It has a child, as SGLang's servers have several."""
+KEY_FILE = Path("/scratch/server-0.yaml")
 
 
 def test_a_key_is_no_option_of_a_command_line() -> None:
@@ -36,8 +38,31 @@ def test_a_key_is_no_option_of_a_command_line() -> None:
     assert all(key.isalnum() and len(key) >= 32 for key in keys)
 
 
+def test_a_key_stands_in_a_file_of_its_owners_and_on_no_command_line(tmp_path: Path) -> None:
+    """The engine's own command, of which an interpreter that sleeps is the program."""
+
+    def command(port: int, key_file: Path) -> list[str]:
+        words = launch_command(
+            sys.executable, Path("/m"), Sglang(), device="cpu", dtype="float32", port=port, key_file=key_file
+        )
+        return [sys.executable, "-c", SERVER, *words]
+
+    started = ServerProcess(command, os.environ, tmp_path / "server-0.log")
+    started.start()
+    try:
+        keeper, server, _child = family(started)
+        words = [*keeper.cmdline(), *server.cmdline()]
+        assert not any(started.api_key in word for word in words)
+        key_file = Path(words[words.index("--config") + 1])
+        assert json.loads(key_file.read_text()) == {"api-key": started.api_key}
+        assert key_file.stat().st_mode & 0o777 == 0o600
+        assert key_file.suffix == ".yaml", "SGLang reads no other"
+    finally:
+        started.stop()
+
+
 def process(tmp_path: Path, code: str = SERVER) -> ServerProcess:
-    return ServerProcess(lambda port, api_key: [sys.executable, "-c", code], os.environ, tmp_path / "log")
+    return ServerProcess(lambda port, key_file: [sys.executable, "-c", code], os.environ, tmp_path / "log")
 
 
 def family(started: ServerProcess) -> list[psutil.Process]:
@@ -106,13 +131,13 @@ def test_a_server_that_ends_says_with_what_its_log_ended(tmp_path: Path) -> None
 
 def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
     settings = Sglang(tensor_parallel=2, flags=["attention-backend=triton", "disable-radix-cache"])
-    command = launch_command("py", Path("/m"), settings, device="cpu", dtype="float32", port=7, api_key="k")
+    command = launch_command("py", Path("/m"), settings, device="cpu", dtype="float32", port=7, key_file=KEY_FILE)
     assert command[:3] == ["py", "-m", "sglang.launch_server"]
     assert command[command.index("--attention-backend") + 1] == "triton"
     assert "--disable-cuda-graph" in command
     assert command[command.index("--tp-size") + 1] == "2"
     assert command[-1] == "--disable-radix-cache"
-    on_gpu = launch_command("py", Path("/m"), Sglang(), device="cuda", dtype="bfloat16", port=7, api_key="k")
+    on_gpu = launch_command("py", Path("/m"), Sglang(), device="cuda", dtype="bfloat16", port=7, key_file=KEY_FILE)
     assert "--attention-backend" not in on_gpu
 
 
@@ -120,7 +145,7 @@ def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_
     adapter = ServedAdapter(8, ("k_proj", "q_proj"))
     started = {
         device: launch_command(
-            "py", Path("/m m"), Sglang(), device=device, dtype="float32", port=7, api_key="k", adapter=adapter
+            "py", Path("/m m"), Sglang(), device=device, dtype="float32", port=7, key_file=KEY_FILE, adapter=adapter
         )
         for device in ("cpu", "cuda")
     }
@@ -137,7 +162,7 @@ def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_
 
 def test_a_judge_is_started_with_its_tokenizer() -> None:
     judge = JudgeServers(path="j", dtype="float32", context_tokens=512, flags=["page-size=16"])
-    command = judge_command("py", Path("/j"), judge, device="cpu", port=7, api_key="k")
+    command = judge_command("py", Path("/j"), judge, device="cpu", port=7, key_file=KEY_FILE)
     assert "--skip-tokenizer-init" not in command
     assert "--enable-cache-report" in command
     assert command[command.index("--context-length") + 1] == "512"

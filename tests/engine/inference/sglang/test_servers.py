@@ -208,6 +208,19 @@ async def test_suspended_servers_sample_nothing_and_go_on_where_they_were(genera
     assert (await pending).token_ids == undisturbed.token_ids
 
 
+async def test_a_servers_key_is_on_no_command_line(generator: SglangGenerator) -> None:
+    """Which every user of the machine can read; and the server asks for that key all the same."""
+    assert generator._fleet is not None
+    for server in generator._fleet.servers:
+        assert server.process is not None
+        keeper = psutil.Process(server.process.pid)
+        family = [keeper, *keeper.children(recursive=True)]
+        assert len(family) > 2
+        assert not any(server.process.api_key in word for member in family for word in member.cmdline())
+        async with httpx.AsyncClient(trust_env=False) as stranger:
+            assert (await stranger.get(f"{server.client.url}/model_info")).status_code == 401
+
+
 async def test_released_and_aborted_turns_end_at_once(generator: SglangGenerator) -> None:
     pending = [asyncio.create_task(generator.generate(turn(name, tokens=240))) for name in ("a", "b", "c")]
     await in_hand(generator)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 
 import pytest
 import torch
@@ -255,6 +256,34 @@ async def test_an_error_in_a_pass_reaches_the_callers(monkeypatch):
         await generator.generate(turn("s", [20]))
     with pytest.raises(RuntimeError, match="has failed"):
         await generator.generate(turn("s", [20]))
+    generator.close()
+
+
+async def test_whoever_comes_while_a_pass_fails_learns_it_and_a_caller_may_still_be_cancelled(monkeypatch):
+    generator = builtin_generator(SPEC, slots=4, threads=1)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def out_of_memory(*_):
+        entered.set()
+        assert goes_on.wait(60)
+        raise MemoryError
+
+    monkeypatch.setattr(generator._decoder, "step", out_of_memory)
+    running = [asyncio.create_task(generator.generate(turn("running", [20])))]
+    await asyncio.to_thread(entered.wait, 60)
+    calls = [generator.generate(turn("late", [20])), generator.generate(turn("gone", [20])), generator.suspend()]
+    late, gone, suspending = (asyncio.create_task(call) for call in calls)
+    await until(lambda: len(generator._inbox) == 3)
+    goes_on.set()
+    generator._thread.join()
+    gone.cancel()
+    ended = await asyncio.wait_for(asyncio.gather(*running, late, suspending, gone, return_exceptions=True), 20)
+    assert [type(error) for error in ended] == [
+        GenerationAborted, RuntimeError, RuntimeError, asyncio.CancelledError,
+    ]  # fmt: skip
+    assert all(isinstance(error.__cause__, MemoryError) for error in ended[1:3])
+    await generator.release("running")
     generator.close()
 
 
