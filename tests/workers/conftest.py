@@ -52,6 +52,11 @@ class Cluster:
         self.jobs.clear()
 
 
+@pytest.fixture(autouse=True)
+def _fast_passwords(settings: Any) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Any) -> Cluster:
     cluster = Cluster()

@@ -123,6 +123,7 @@ def test_a_hundred_megabytes_on_one_line_are_skipped_and_not_read_into_memory(tm
     assert report["rows"] == 2
 
 
+@pytest.mark.soak
 def test_three_hundred_megabytes_go_through_a_bounded_memory(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, {"q.jsonl": b""}, {"duplicates": {"similarity": None}})
     with (folder / "source" / "q.jsonl").open("wb") as file:

@@ -82,7 +82,7 @@ def test_a_summary_that_could_not_be_written_is_refused_before_the_run(run_toml:
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", [["--in-process"], []])
+@pytest.mark.parametrize("how", [["--in-process"], pytest.param([], marks=pytest.mark.soak)], ids=["in-process", "ray"])
 def test_a_missing_gpu_fails_the_run_at_once_and_is_named(
     run_toml: Path, tmp_path: Path, how: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

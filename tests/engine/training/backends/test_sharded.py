@@ -115,7 +115,7 @@ TINY = [sample_of([1, 20, 30, 40], [False, True, True, True]), sample_of([2, 20,
 @pytest.mark.parametrize(
     ("spec", "batches"),
     [
-        (spec_of("qwen3"), BATCHES),
+        pytest.param(spec_of("qwen3"), BATCHES, marks=pytest.mark.soak),
         (spec_of("llama3", microbatch_tokens=64), BATCHES),
         (spec_of("qwen3", lora={"rank": 4}), BATCHES),
         (BUILTIN, [TINY, TINY[:1], TINY]),
@@ -146,7 +146,7 @@ def test_gradients_and_weights_of_two_ranks_are_those_of_one(spec: RunSpec, batc
             assert row == pytest.approx(expected_row, abs=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.soak)])
 def test_in_half_precision_ranks_keep_and_move_float32_and_learn_as_one_does(dtype: str) -> None:
     spec = spec_of("qwen3", dtype=dtype)
     one = alone(spec)
@@ -249,7 +249,7 @@ def test_a_checkpoint_goes_on_from_one_rank_from_two_and_opens_in_transformers(
             two.backend.save(tmp_path / "of-two", {})
 
 
-@pytest.mark.parametrize("export", ["merged", "adapter"])
+@pytest.mark.parametrize("export", [pytest.param("merged", marks=pytest.mark.soak), "adapter"])
 def test_adapters_on_two_ranks_resume_and_are_exported(export: str, tmp_path: Path) -> None:
     spec = spec_of("llama3", lora={"rank": 3, "export": export, "dropout": 0.2})
     with ranks(spec) as two:
