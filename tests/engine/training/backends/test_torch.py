@@ -1,8 +1,9 @@
 """The torch backend as the trainer sees it: means that add up, a reference on demand, what a checkpoint holds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import current_thread
+from threading import Barrier, current_thread
 from typing import Any
 
 import numpy as np
@@ -94,18 +95,29 @@ def test_threads_that_share_micro_batches_come_to_the_gradient_of_one(threads: i
 
 
 def test_threads_share_the_scoring_and_each_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    several, seen = backend(threads=2, threads_share="micro-batches"), set()
-    scored = several._scored
+    several = backend(threads=2, threads_share="micro-batches")
+    scored, joined = several._scored, both_threads()
 
     def noted(*arguments: Any) -> Any:
-        seen.add(current_thread().name)
+        joined()
         assert torch.get_num_threads() == 1
         return scored(*arguments)
 
     monkeypatch.setattr(several, "_scored", noted)
     for ours, theirs in zip(several.logprobs(MANY), backend().logprobs(MANY), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
-    assert len(seen) == 2
+
+
+def both_threads() -> Callable[[], None]:
+    """What each thread calls: its first call returns when another thread calls too, and raises if none does."""
+    seen, both = set[str](), Barrier(2, timeout=60)
+
+    def joined() -> None:
+        if (name := current_thread().name) not in seen:
+            seen.add(name)
+            both.wait()
+
+    return joined
 
 
 def test_threads_share_the_values_and_each_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +129,10 @@ def test_threads_share_the_values_and_each_has_a_part(monkeypatch: pytest.Monkey
     for network in (one, several):  # heads are all zeros at first
         network.forward_backward(targets, [ValueLoss(None)])
         network.step(learning_rate=1e-2, grad_clip=1.0)
-    valued, seen = several._outputs, set()
+    valued, joined = several._outputs, both_threads()
 
     def noted(*arguments: Any) -> Any:
-        seen.add(current_thread().name)
+        joined()
         assert torch.get_num_threads() == 1
         return valued(*arguments)
 
@@ -128,7 +140,6 @@ def test_threads_share_the_values_and_each_has_a_part(monkeypatch: pytest.Monkey
     for ours, theirs in zip(several.values(MANY), one.values(MANY), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
         assert ours.any()
-    assert len(seen) == 2
 
 
 def test_what_a_thread_raises_is_raised_when_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
