@@ -62,9 +62,12 @@ class Arena:
 MakeArena = Callable[..., Awaitable[Arena]]
 
 
-@pytest.fixture(params=["none", "zygote", "watched", "observed"])
+@pytest.fixture(params=["none", "zygote", pytest.param("watched", marks=pytest.mark.soak), "observed"])
 async def make_arena(request) -> AsyncIterator[MakeArena]:
-    """Makes arenas of fields of ``SandboxSpec``; ends them, and looks whether anybody has survived."""
+    """Makes arenas of fields of ``SandboxSpec``; ends them, and looks whether anybody has survived.
+
+    What is observed is watched, too.
+    """
     sandboxes: list[Sandbox] = []
     async with AsyncExitStack() as stack:
 

@@ -22,6 +22,9 @@ PYTHON = ToolSchema.of_text("python", "code", "Runs <code> & prints.")
 ADD = ToolSchema("add", "Ünïcode sum", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}})
 NATIVE = ("qwen2.5", "qwen3", "qwen3_instruct_2507", "llama3", "llama3_1")
 FENCED = ("gemma", "gemma3", "mistral", "deepseekv3")
+ALIKE = ("qwen3_instruct_2507", "llama3", "gemma")
+"""What takes many examples is soaked of these: another of their family is always tested."""
+ONE_OF_A_FAMILY = [pytest.param(name, marks=pytest.mark.soak) if name in ALIKE else name for name in (*NATIVE, *FENCED)]
 WORDS = [
     "sum",
     "žluťoučký",
@@ -168,7 +171,7 @@ def described(tool: ToolSchema):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NATIVE, *FENCED])
+@pytest.mark.parametrize("name", ONE_OF_A_FAMILY)
 def test_what_is_appended_turn_by_turn_is_what_the_template_writes_for_the_whole(name):
     broken = 0
     for seed in range(CONVERSATIONS):
@@ -317,7 +320,7 @@ def test_a_tokens_text_that_a_user_writes_ends_no_thought_and_fakes_no_tool():
     assert "one </think> two" in speak.text(whole)
 
 
-@pytest.mark.parametrize("name", [*NATIVE, *FENCED])
+@pytest.mark.parametrize("name", ONE_OF_A_FAMILY)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_ids_are_read_without_an_exception(name, data):
