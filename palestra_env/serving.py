@@ -16,7 +16,7 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +26,8 @@ from palestra_env import AssistantMessage, Task, ToolRequest, VerifierFailed
 
 LINE_BYTES = 4 * 2**20
 """No line of either side is longer."""
+TASKS_BYTES = LINE_BYTES - 2**10
+"""So much of a line may tasks take."""
 TRACE_CHARACTERS = 2000
 Request = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -47,9 +49,18 @@ class OpenSession:
         self._verbs: asyncio.Queue[tuple[Request, Answer, asyncio.Future[None]] | None] = asyncio.Queue()
         self._snapshots: dict[int, Any] = {}
         self._taken = 0
-        self._under_way = False
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way = True
+        """Whether the package is at work: it opens the episode, or does a verb."""
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(environment, task))
+        self._life.add_done_callback(lambda _: self._opened.cancel())
+
+    async def opened(self) -> None:
+        """Wait until it is.  Raises what the package raises, and RuntimeError where it is closed before."""
+        try:
+            await self._opened
+        except asyncio.CancelledError:
+            raise RuntimeError("the session is over") from None
 
     async def do(self, request: Request, answer: Answer) -> None:
         """It is answered before any other verb goes on, which might end the process and all that was not yet said."""
@@ -62,7 +73,7 @@ class OpenSession:
             raise RuntimeError("the session is over") from None
 
     async def close(self) -> None:
-        """End the verb that is under way, if one is.  Raises what the package raises at the end of its block."""
+        """End what is under way, the opening or a verb.  Raises what the package raises at the end of its block."""
         if self._under_way:
             self._life.cancel()
         self._verbs.put_nowait(None)
@@ -72,15 +83,16 @@ class OpenSession:
     async def _live(self, environment: Any, task: Task) -> None:
         try:
             async with environment.session(task, NoSandboxes()) as session:
-                self.opened.set_result(None)
+                self._under_way = False
+                self._opened.set_result(None)
                 while (wanted := await self._verbs.get()) is not None:
                     self._under_way = True
                     await self._settled(session, *wanted)
                     self._under_way = False
         except BaseException as error:
-            if self.opened.done():
+            if self._opened.done():
                 raise
-            self.opened.set_exception(error)
+            self._opened.set_exception(error)
 
     async def _settled(self, session: Any, request: Request, answer: Answer, done: "asyncio.Future[None]") -> None:
         try:
@@ -126,13 +138,13 @@ class Serving:
                 answer({"count": len(self._environment.tasks(request["split"]))})
             case "tasks":
                 tasks = self._environment.tasks(request["split"])
-                answer({"tasks": [asdict(tasks[number]) for number in range(request["start"], request["stop"])]})
+                answer({"tasks": _in_one_line(tasks[number] for number in range(request["start"], request["stop"]))})
             case "tools":
                 answer({"tools": [asdict(tool) for tool in self._environment.tools(Task(**request["task"]))]})
             case "open":
                 session = OpenSession(self._environment, Task(**request["task"]))
-                await session.opened
-                self._sessions[request["session"]] = session
+                self._sessions[request["session"]] = session  # from now on: it may be closed while it opens
+                await session.opened()
                 answer({})
             case "close":
                 if (closing := self._sessions.pop(request["session"], None)) is not None:
@@ -140,6 +152,18 @@ class Serving:
                 answer({})
             case _:
                 await self._sessions[request["session"]].do(request, answer)
+
+
+def _in_one_line(tasks: Iterable[Task]) -> list[Fields]:
+    """As many as a line takes, and never less than one."""
+    taken, room = list[Fields](), TASKS_BYTES
+    for task in tasks:
+        fields = asdict(task)
+        room -= len(json.dumps(fields)) + len(", ")
+        if room < 0 and taken:
+            break
+        taken.append(fields)
+    return taken
 
 
 def _message(fields: Fields) -> AssistantMessage:

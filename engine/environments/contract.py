@@ -11,6 +11,7 @@ environment lacks is refused before it starts (``engine/loop/requirements.py``).
     Demonstrator    the environment can play its tasks by itself       cold start, expert starts
     Oracle          the environment knows which turns helped           the judge ``rules``
     ReferenceAnswers    it knows an answer that is right               trying it (``evaluation.players``)
+    TaskFetcher     its tasks are asked of another process         episodes, which share an event loop
     AgentSession    its sandbox can be worked in by a program          agents (``environment.id = "agent"``)
 
 What sandboxes can do for an environment beside ``acquire`` is asked for in the same way: ``SandboxesOfSpecs``,
@@ -224,9 +225,22 @@ class ReferenceAnswers(Protocol):
 
 
 @runtime_checkable
+class TaskFetcher(Protocol):
+    """An environment whose tasks and tools may have to be waited for, because they are another process's."""
+
+    async def fetch(self, split: Split, number: int) -> None:
+        """Have a task and its tools at hand, so that ``tasks(split)[number]`` and ``tools`` wait for nothing.
+
+        A number beyond the last counts on from the first.  Raises what those would raise.
+        """
+        ...
+
+
+@runtime_checkable
 class Oracle(Protocol):
     """An environment that knows which turns brought a task nearer to its goal."""
 
     def verdicts(self, task: Task, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
-        """One for each turn; ``calls`` holds each turn's calls, ``answer`` is what the last one answered, if it did."""
+        """One for each turn; ``calls`` holds each turn's calls of the environment's tools and those that were refused,
+        ``answer`` is what the last one answered, if it did."""
         ...

@@ -20,6 +20,7 @@ from engine.environments.contract import (
     Sandboxes,
     Script,
     Session,
+    TaskFetcher,
 )
 from engine.environments.tasks import SplitTasks, task_id, task_number
 from engine.seeds import derived_seed
@@ -78,6 +79,12 @@ class MixtureEnvironment:
     def tasks(self, split: Split) -> Sequence[Task]:
         """Numbered through all parts; ``Task.part`` says of which one each is."""
         return SplitTasks(self._dataset, split, self._task)
+
+    async def fetch(self, split: Split, number: int) -> None:
+        place, turn = self._draws[split][number]
+        part = self.parts[place]
+        if isinstance(part, TaskFetcher):
+            await part.fetch(split, turn)
 
     def tools(self, task: Task) -> Sequence[ToolSchema]:
         part, own = self.own(task)

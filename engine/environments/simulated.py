@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from engine.environments.contract import JudgeVerdict, Manner
-from engine.environments.tool_world import ActionResult, StateT, ToolEnvironment, ToolSimulation
+from engine.environments.tool_world import ActionResult, StateT, ToolEnvironment, ToolSimulation, reached_world
 from engine.spec.message import AssistantMessage, ToolRequest, ToolSchema
 from engine.spec.trajectory import Task, ToolCall
 
@@ -41,7 +41,10 @@ class Simulation(ToolSimulation[StateT]):
         return [AssistantMessage.calling(self.tool.name, {argument: command}) for command in self.script(manner, rng)]
 
     def judged(self, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
-        commands: list[list[str | None]] = [[call.text for call in of_turn] or [None] for of_turn in calls]
+        """A call that never reached the world is no command."""
+        commands: list[list[str | None]] = [
+            [call.text if reached_world(call) else None for call in of_turn] or [None] for of_turn in calls
+        ]
         judged = iter(self.verdicts([command for of_turn in commands for command in of_turn]))
         return ["good" if "good" in [next(judged) for _ in of_turn] else "bad" for of_turn in commands]
 

@@ -82,12 +82,17 @@ class ToolSimulation(ABC, Generic[StateT]):
         for of_turn in calls:
             played = []
             for call in of_turn:
-                if now.done or call.error_class in ("unknown-tool", "arguments") or call.written is not None:
+                if now.done or call.written is not None or not reached_world(call):
                     continue
                 before, request = now.state, ToolRequest(call.name, call.arguments)
                 now = self.called(before, request)
                 played.append((before, request, now))
             yield played
+
+
+def reached_world(call: ToolCall) -> bool:
+    """Whether the call was made: one of no tool, or whose arguments fit none, is refused before the world sees it."""
+    return call.error_class not in ("unknown-tool", "arguments")
 
 
 class SimulatedSession(Generic[StateT]):

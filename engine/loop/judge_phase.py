@@ -134,7 +134,7 @@ def judging_for(
     environment = environment_for(described, dataset)
     if not isinstance(environment, Oracle):
         raise TypeError(f"{described.id} is no oracle")
-    return Judging(credit, EnvironmentJudge(environment))
+    return Judging(credit, EnvironmentJudge(environment, recipe.context))
 
 
 def _has_failure(group: RolloutGroup, answers: Mapping[str, JudgeResponse]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from engine.environments.contract import Observation, Rewards
+from engine.environments.contract import Observation, Rewards, TaskFetcher
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.context import Habits, instructed
@@ -52,6 +52,8 @@ class _Ending:
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
     """Raises SandboxLost, EnvironmentFailed, ReplayDiverged, and whatever the generator raises."""
     with named_as_environment_fault():
+        if isinstance(arena.environment, TaskFetcher):
+            await arena.environment.fetch(request.split, request.task)
         task = arena.environment.tasks(request.split)[request.task]
     arena = arena.of_task(task)
     if arena.agent is not None:

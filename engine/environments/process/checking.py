@@ -152,8 +152,10 @@ async def _differences(environment: ProcessEnvironment, program: EnvironmentProg
     async def second(split: Split, stop: int) -> list[Task]:
         process, _ = await EnvironmentProcess.start(program)
         try:
-            answer = await process.ask(Tasks, "tasks", split=split, start=0, stop=stop)
-            return [task.task() for task in answer.tasks]
+            answers = [
+                await process.ask(Tasks, "tasks", split=split, start=number, stop=number + 1) for number in range(stop)
+            ]
+            return [task.task() for answer in answers for task in answer.tasks]
         finally:
             await process.end("it was a comparison")
 

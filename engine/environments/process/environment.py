@@ -1,9 +1,9 @@
 """An environment whose code runs in a process of its own, as every other environment is used."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import lru_cache
 from itertools import count
 from typing import Any, overload
 
@@ -40,7 +40,7 @@ class ProcessEnvironment:
         """Start the process.  Raises as ``EnvironmentProcess.start``."""
         self._kept = kept_process(program)
         self._splits: dict[Split, ProcessTasks] = {}
-        self._tools = lru_cache(maxsize=KEPT_TOOLS)(self._asked_tools)
+        self._tools: dict[Task, Sequence[ToolSchema]] = {}
         self.restorable = waited(self._kept.started()).restorable
 
     @property
@@ -49,19 +49,38 @@ class ProcessEnvironment:
         return self._kept.starts
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        if split not in self._splits:
-            self._splits[split] = ProcessTasks(self._kept, split)
-        return self._splits[split]
+        return self._splits[split] if split in self._splits else waited(self._tasks_of(split))
 
     def tools(self, task: Task) -> Sequence[ToolSchema]:
-        return self._tools(task)
+        known = self._tools.get(task)
+        return waited(self._tools_of(task)) if known is None else known
+
+    async def fetch(self, split: Split, number: int) -> None:
+        await awaited(self._fetched(split, number))
 
     def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:
         return self._session(task)
 
-    def _asked_tools(self, task: Task) -> Sequence[ToolSchema]:
-        answer = waited(_asked(self._kept, Tools, "tools", task=_as_asked(task)))
-        return tuple(tool.schema_() for tool in answer.tools)
+    # ---- what is asked in the loop of thread.py, and known from then on ----
+
+    async def _fetched(self, split: Split, number: int) -> None:
+        tasks = await self._tasks_of(split)
+        if tasks:
+            await self._tools_of(await tasks.task(number % len(tasks)))
+
+    async def _tasks_of(self, split: Split) -> "ProcessTasks":
+        if split not in self._splits:
+            size = (await _asked(self._kept, Count, "count", split=split)).count
+            self._splits.setdefault(split, ProcessTasks(self._kept, split, size))
+        return self._splits[split]
+
+    async def _tools_of(self, task: Task) -> Sequence[ToolSchema]:
+        if task not in self._tools:
+            answer = await _asked(self._kept, Tools, "tools", task=_as_asked(task))
+            while len(self._tools) >= KEPT_TOOLS:
+                del self._tools[next(iter(self._tools))]
+            self._tools[task] = tuple(tool.schema_() for tool in answer.tools)
+        return self._tools[task]
 
     @asynccontextmanager
     async def _session(self, task: Task) -> AsyncIterator[Session]:
@@ -82,10 +101,11 @@ def _as_asked(task: Task) -> dict[str, Any]:
 class ProcessTasks(Sequence[Task]):
     """The tasks of a split, fetched when asked for and kept, so that a number is one task whatever the process says."""
 
-    def __init__(self, kept: KeptProcess, split: Split) -> None:
-        self._kept, self._split = kept, split
-        self._size = waited(_asked(kept, Count, "count", split=split)).count
+    def __init__(self, kept: KeptProcess, split: Split, size: int) -> None:
+        self._kept, self._split, self._size = kept, split, size
         self._known: dict[int, Task] = {}
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        """The requests that are not answered yet, by the number that they begin with."""
 
     def __len__(self) -> int:
         return self._size
@@ -100,19 +120,32 @@ class ProcessTasks(Sequence[Task]):
         if not -self._size <= number < self._size:
             raise IndexError(f"the {self._split} split has {self._size} tasks, not {number}")
         number %= self._size
-        if number not in self._known:
-            self._fetch(number - number % TASKS_PER_ANSWER)
+        return self._known[number] if number in self._known else waited(self.task(number))
+
+    async def task(self, number: int) -> Task:
+        """The task of a number below the size; in the loop of ``thread.py``."""
+        block = number - number % TASKS_PER_ANSWER
+        while number not in self._known:
+            start = number if block in self._known else block
+            if start not in self._under_way:
+                self._under_way[start] = asyncio.create_task(self._fetch(start))
+            await asyncio.shield(self._under_way[start])
         return self._known[number]
 
-    def _fetch(self, start: int) -> None:
-        stop = min(start + TASKS_PER_ANSWER, self._size)
-        answer = waited(_asked(self._kept, Tasks, "tasks", split=self._split, start=start, stop=stop))
+    async def _fetch(self, start: int) -> None:
+        """Ask for the rest of a block; of long tasks come those that one answer holds."""
+        stop = min(start - start % TASKS_PER_ANSWER + TASKS_PER_ANSWER, self._size)
+        try:
+            answer = await _asked(self._kept, Tasks, "tasks", split=self._split, start=start, stop=stop)
+        finally:
+            del self._under_way[start]
         tasks = [task.task() for task in answer.tasks]
-        if len(tasks) != stop - start or any(task.split != self._split for task in tasks):
+        if not 0 < len(tasks) <= stop - start or any(task.split != self._split for task in tasks):
             raise MisfitAnswer(
                 f"tasks {start} to {stop - 1} of {self._split}: other ones came back, {len(tasks)} in all"
             )
-        self._known |= dict(zip(range(start, stop), tasks, strict=True))
+        for number, task in enumerate(tasks, start):
+            self._known.setdefault(number, task)
 
 
 class ProcessSession:

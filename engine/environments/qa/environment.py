@@ -43,7 +43,7 @@ class QaEnvironment:
         return QaSession(self.settings.system_prompt, row, self._scoring, tools)
 
     def reference_answer(self, task: Task) -> str | None:
-        """The row's own, in the place where the verifier reads it."""
+        """The row's own, in the place where the verifier reads it; None where that place cannot hold it."""
         answer, verifier = self._rows.row(task.split, task_number(task)).answer, self.settings.verifier
         return None if answer is None else placed(answer, verifier.place, verifier.marker)
 

@@ -24,13 +24,19 @@ def result_in(answer: str, place: Place, marker: str) -> str | None:
             return blocks[-1] if blocks else None
 
 
-def placed(result: str, place: Place, marker: str) -> str:
-    """An answer that has the result in that place."""
+def placed(result: str, place: Place, marker: str) -> str | None:
+    """An answer that has the result in that place, but for blanks around it; None where the place cannot hold it."""
+    answer = _written(result, place, marker)
+    found = result_in(answer, place, marker)
+    return answer if found is not None and found.strip() == result.strip() else None
+
+
+def _written(result: str, place: Place, marker: str) -> str:
     match place:
         case "whole":
             return result
         case "marker":
-            return f"{marker} {result}"
+            return f"{marker}\n{result}" if "\n" in result else f"{marker} {result}"
         case "boxed":
             return f"{BOXED}{result}}}"
         case "fenced":

@@ -53,12 +53,14 @@ class MathVerifier:
             process = self._idle.get_nowait()
         except Empty:
             process = self._started()
-        found = _answer(process, line)
-        if found:
-            self._idle.put(process)
-        else:
-            process.kill()
-            process.wait()
+        found = ""
+        try:
+            found = _answer(process, line)
+        finally:
+            if found:
+                self._idle.put(process)
+            else:
+                _ended(process)
         return found
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -83,5 +85,7 @@ def _answer(process: subprocess.Popen[bytes], line: bytes) -> str:
         process.stdin.flush()
     except OSError:
         return ""
-    ready = select.select([process.stdout], [], [], ANSWER_S)[0]
+    answered = select.poll()  # select.select knows no descriptor above 1023
+    answered.register(process.stdout, select.POLLIN)
+    ready = answered.poll(ANSWER_S * 1000)
     return process.stdout.readline().decode("utf-8", "replace").strip() if ready else ""

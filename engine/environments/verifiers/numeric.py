@@ -20,10 +20,17 @@ _CONTEXT = Context(prec=4 * (LONGEST_NUMBER + LARGEST_EXPONENT), Emax=10**6, Emi
 """So many digits that the difference of any two numbers that are read is exact."""
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _DECIMAL = rf"(?:{_UNSIGNED})(?:[eE][+-]?[0-9]+)?"
+_ARGUMENT = rf"\s*(?:\{{\s*[+-]?{_DECIMAL}\s*\}}|[0-9])"
+"""TeX takes what stands in braces, or else one digit: ``\\frac12`` is a half."""
+_FRACTION = rf"\\[cdt]?frac(?P<above>{_ARGUMENT})(?P<below>{_ARGUMENT})"
+_FACTORS = rf"(?:\\[cdt]?frac{_ARGUMENT}{_ARGUMENT}|\.?[0-9])+"
 _NUMBER = re.compile(
-    rf"(?P<sign>(?<![\w.])[+-])?(?P<upper>{_DECIMAL})(?:\s?/\s?(?P<lower>{_DECIMAL}))?(?P<percent>\s?\\?%)?", re.ASCII
+    r"(?P<sign>(?<![\w.])[+-])?"
+    rf"(?:(?P<whole>{_DECIMAL})?\s?{_FRACTION}(?P<factors>{_FACTORS})?"
+    rf"|(?P<upper>{_DECIMAL})(?:\s?/\s?(?P<lower>{_DECIMAL}))?)"
+    r"(?P<percent>\s?\\?%)?",
+    re.ASCII,
 )
-_TEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
 
 
 class NumericVerifier:
@@ -48,7 +55,7 @@ class NumericVerifier:
 def number_in(text: str, *, percent: str) -> Decimal | None:
     """The number in the last ``\\boxed{}``, or else the last one of the text; None where there is none."""
     text = in_last_boxed(text) or text
-    plain = _TEX_FRACTION.sub(r"\1/\2", text).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    plain = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     last = deque(_NUMBER.finditer(plain), maxlen=1)
     return _value(last[0], percent) if last else None
 
@@ -61,14 +68,39 @@ def is_near(found: Decimal, expected: Decimal, settings: Number) -> bool:
 
 
 def _value(number: re.Match[str], percent: str) -> Decimal | None:
-    upper, lower = _decimal(number["upper"]), _decimal(number["lower"] or "1")
-    if upper is None or not lower:
+    if number["upper"] is not None:
+        value = _quotient(number["upper"], number["lower"] or "1")
+    else:
+        value = _tex_fraction(number)
+    if value is None:
         return None
     with localcontext(_CONTEXT):
-        value = upper / lower
         if number["percent"] and percent == "hundredths":
             value /= 100
         return -value if number["sign"] == "-" else value
+
+
+def _tex_fraction(number: re.Match[str]) -> Decimal | None:
+    """A digit right before the fraction makes it a mixed number.  None for a product, which is not computed."""
+    if number["factors"]:
+        return None
+    above, below = (number[part].strip().strip("{}").strip() for part in ("above", "below"))
+    fraction = _quotient(above, below)
+    if number["whole"] is None:
+        return fraction
+    whole, is_mixed = _decimal(number["whole"]), f"{number['whole']}{above}{below}".replace(",", "").isdigit()
+    if whole is None or fraction is None or not is_mixed:
+        return None
+    with localcontext(_CONTEXT):
+        return whole + fraction
+
+
+def _quotient(upper: str, lower: str) -> Decimal | None:
+    above, below = _decimal(upper), _decimal(lower)
+    if above is None or not below:
+        return None
+    with localcontext(_CONTEXT):
+        return above / below
 
 
 def _decimal(digits: str) -> Decimal | None:

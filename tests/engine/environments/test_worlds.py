@@ -121,6 +121,19 @@ def test_who_does_a_good_thing_twice_is_judged_good_once(name):
         assert environment.verdicts(task, [(), ()], "done") == ["bad", "bad"]
 
 
+@pytest.mark.parametrize("name", ["sokoban", "household", *WORLDS])
+@pytest.mark.parametrize("error_class", ["unknown-tool", "arguments"])
+def test_a_call_that_was_refused_is_judged_bad_and_changes_nothing(name, error_class):
+    environment = world(name, 2)
+    for task in environment.tasks("train")[:20]:
+        script = environment.script(task, "solve", Random(0))
+        calls = [turn.observation.calls for turn in script.turns]
+        answer = script.turns[-1].message.content if script.turns[-1].message.answers else None
+        refused = calls[0][0].model_copy(update={"status": "error", "error_class": error_class})
+        assert environment.verdicts(task, [(refused,), *calls], answer) == ["bad", *["good"] * len(calls)]
+        assert environment.verdicts(task, [(refused, *calls[0]), *calls[1:]], answer) == ["good"] * len(calls)
+
+
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_demonstrator_that_guesses_is_hardly_ever_right_and_hardly_paid(name):
     environment, tasks = world(name, partial_credit=True), world(name).tasks("train")[:300]

@@ -3,19 +3,21 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any
 
 import pytest
 
-from engine.environments.contract import JudgeVerdict, Oracle
+from engine.environments.contract import Demonstrator, JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
 from engine.judge_endpoint import JudgeCounts, JudgeTimeout, JudgeUnavailable
 from engine.loop.judge_phase import Judging, judging_for
+from engine.rollout.context_tools import context_tools
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.spec.trajectory import ToolCall, Trajectory
 from tests.engine.groups import grouped
 
 Rollout = Callable[..., Trajectory]
@@ -152,6 +154,40 @@ async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> Non
     assert isinstance(environment, Oracle)
     calls = [turn.tool_calls for turn in one.turns]
     assert verdicts_of(judged.groups[0].rollouts[0]) == environment.verdicts(one.task, calls, one.answer)
+
+
+@pytest.mark.parametrize("name", ["python-math", "household", "sokoban", "webshop", "search-qa", "apps"])
+@pytest.mark.parametrize("context", [{"template": "self-managing"}, {"subagent_turns": 4}])
+async def test_the_rules_see_nothing_of_the_tools_that_the_context_adds(
+    rollout: Rollout, name: str, context: dict[str, Any]
+) -> None:
+    spec = RunSpec.model_validate(
+        {
+            "name": "x",
+            "environment": {"id": name},
+            "recipe": {"preset": "agentevolver-attributing", "context": context},
+        }
+    )
+    judging, environment = judging_in(spec), environment_for(spec.environment, spec.dataset)
+    assert judging is not None
+    assert isinstance(environment, Demonstrator)
+    task = environment.tasks("train")[0]
+    script = environment.script(task, "solve", Random(0))
+    own = [list(turn.observation.calls) for turn in script.turns]
+    text = own[0][0].text
+    added = [
+        ToolCall(name=tool.name, arguments={"text": text}, output=own[0][0].output, status="ok", seconds=0.0)
+        for tool in context_tools(spec.recipe.context)
+    ]
+    calls = [[call] for call in added] + [[*added, *of_turn] if of_turn else [] for of_turn in own]
+    turns = [
+        turn.model_copy(update={"tool_calls": of_turn})
+        for turn, of_turn in zip(rollout(turns=len(calls)).turns, calls, strict=True)
+    ]
+    answer = script.turns[-1].message.content if script.turns[-1].message.answers else None
+    one = rollout(turns=len(calls)).with_turns(turns).model_copy(update={"task": task, "answer": answer})
+    judged = await judging.judge(grouped([one]), alive=nobody)
+    assert verdicts_of(judged.groups[0].rollouts[0]) == ["bad"] * len(added) + ["good"] * len(own)
 
 
 def test_other_credit_has_no_judge_and_a_model_needs_its_key() -> None:

@@ -11,14 +11,22 @@ import pytest
 
 from engine.environments.contract import EnvironmentProcessLost, Restorable, VerifierFailed
 from engine.environments.imported import UnusableEnvironment
+from engine.environments.mixture import MixtureEnvironment
+from engine.environments.process.checking import NoSandboxes, checked
 from engine.environments.process.connection import RaisedInProcess
 from engine.environments.process.environment import ProcessEnvironment
 from engine.environments.process.package import package_environment, program_of
 from engine.environments.process.source import package_at
 from engine.rollout.checked_session import CheckedSession
+from engine.rollout.episode import Arena, run_episode
 from engine.rollout.faults import EnvironmentLost
+from engine.rollout.requests import EpisodeRequest
 from engine.spec.foreign_environments import Package
 from engine.spec.message import AssistantMessage, Message, ToolRequest
+from engine.spec.mixture import Mixture
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset
+from tests.engine.rollout.scripted import RENDERER, ScriptedPolicy
 
 Make = Callable[..., ProcessEnvironment]
 ONE_CALL = AssistantMessage(requests=(ToolRequest("do", {"a": [1, None, "x"]}, "call-9"),))
@@ -78,6 +86,57 @@ def test_tasks_are_fetched_when_they_are_asked_for(environment_of: Make) -> None
     assert [task.id for task in tasks[62:66]] == ["train-62", "train-63", "train-64", "train-65"]
     with pytest.raises(IndexError):
         tasks[10_000]
+
+
+async def test_tasks_with_long_questions_come_in_as_many_answers_as_they_need(environment_of: Make) -> None:
+    long = """
+def tasks(self, split):
+    return [Task(f"{split}-{i}", split, 1, str(i) * 2**20, "") for i in range(6)]
+Acting.tasks = tasks
+"""
+    environment = environment_of(long)
+    assert environment.tasks("heldout")[5].question == "5" * 2**20
+    assert [task.question[0] for task in environment.tasks("train")] == list("012345")
+    assert (await checked(environment._kept.program)).faults == []
+
+
+async def test_a_task_that_was_fetched_and_its_tools_wait_for_nothing(
+    environment_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"weight": 1, "environment": {"id": "sokoban"}}
+    mixture = Mixture.model_validate({"id": "mixture", "parts": [part | {"name": "a"}, part | {"name": "b"}]})
+    environment = MixtureEnvironment(mixture, Dataset(), [environment_of(options='{"size": 3}')] * 2)
+    await environment.fetch("train", 7)
+    monkeypatch.setattr("engine.environments.process.environment.waited", lambda work: pytest.fail("it waits"))
+    [tool] = environment.tools(environment.tasks("train")[7])
+    assert tool.name == "do"
+
+
+async def test_what_many_episodes_want_at_once_is_asked_once(environment_of: Make) -> None:
+    counting = """
+asked = 0
+def tasks(self, split):
+    global asked
+    asked += 1
+    return [Task(f"{split}-{i}", split, 1, "", "") for i in range(100)]
+Acting.tasks = tasks
+Acting.tools = lambda self, task: [ToolSchema("do", f"asked {asked} times")]
+"""
+    environment = environment_of(counting)
+    assert len(environment.tasks("train")) == 100
+    await asyncio.gather(*(environment.fetch("train", number) for number in range(40)))
+    assert environment.tools(environment.tasks("train")[50])[0].description == "asked 2 times"
+
+
+async def test_no_other_episode_waits_while_a_process_hangs_over_a_task(environment_of: Make) -> None:
+    hang = "Acting.tools = lambda self, task: time.sleep(3600)"
+    environment = environment_of(hang, process={"call_timeout_s": 0.5})
+    arena = Arena(environment, RENDERER, ScriptedPolicy(), NoSandboxes(), Reward(), 5, 32, 160)
+    episode = asyncio.create_task(run_episode(EpisodeRequest("train", 0, 0, 0, "train", 0, 1.0, 11), arena))
+    await asyncio.sleep(0)
+    assert not episode.done()
+    with pytest.raises(EnvironmentLost, match="no answer to tools within 0.5 s"):
+        await episode
 
 
 async def test_an_exception_costs_its_own_episode_and_its_process_goes_on(environment_of: Make) -> None:

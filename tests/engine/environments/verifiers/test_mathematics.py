@@ -1,12 +1,17 @@
 """math-verify in processes of its own: what is equal, what is not, and text that would never end."""
 
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.environments.contract import VerifierFailed
-from engine.environments.verifiers import math_check
+from engine.environments.verifiers import math_check, mathematics
 from engine.environments.verifiers.mathematics import LONGEST_RESULT, MathVerifier
 from engine.spec.dataset_row import DatasetRow
 from engine.spec.verifier import MathVerify
@@ -100,3 +105,33 @@ async def test_a_process_that_dies_is_a_fault_and_is_replaced(verifier: MathVeri
     with pytest.raises(VerifierFailed, match="the process has ended"):
         await verifier.verified("1", row("1"))
     assert (await verifier.verified("1", row("1"))).success
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """So many that the next ones have numbers above 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+async def test_a_worker_with_many_descriptors_checks_as_any_other() -> None:
+    assert (await MathVerifier(MathVerify()).verified("1+1", row("2"))).success
+
+
+async def test_no_process_is_left_of_a_check_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[subprocess.Popen[bytes]]()
+
+    def failing(process: subprocess.Popen[bytes], line: bytes) -> str:
+        asked.append(process)
+        raise OSError("the pipe is gone")
+
+    monkeypatch.setattr(mathematics, "_answer", failing)
+    with pytest.raises(OSError, match="the pipe is gone"):
+        await MathVerifier(MathVerify()).verified("1", row("1"))
+    assert [process.returncode for process in asked] == [-signal.SIGKILL]

@@ -1,6 +1,7 @@
 """What each verifier takes for right, and hostile answers, which cost bounded time and are never right."""
 
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from engine.environments.contract import VerifierFailed
 from engine.environments.verifiers import json_schema
 from engine.environments.verifiers.contract import UnusableVerifier
 from engine.environments.verifiers.exact import ExactVerifier, normalised
-from engine.environments.verifiers.extraction import result_in
+from engine.environments.verifiers.extraction import placed, result_in
 from engine.environments.verifiers.json_schema import SchemaVerifier
 from engine.environments.verifiers.numeric import NumericVerifier, number_in
 from engine.spec.dataset_row import DatasetRow
@@ -44,6 +45,22 @@ async def right(verifier: Any, result: str, answer: str | None) -> bool:
 )
 def test_the_result_is_the_last_one_in_its_place(place: Any, answer: str, result: str | None) -> None:
     assert result_in(answer, place, "Answer:") == result
+
+
+@pytest.mark.parametrize("place", ["whole", "marker", "boxed", "fenced"])
+@pytest.mark.parametrize("result", ["4", "one\ntwo", r"\{1, 2\}", "\nf(x) = {x}\n"])
+def test_a_result_is_found_where_it_was_placed(place: Any, result: str) -> None:
+    answer = placed(result, place, "Answer:")
+    assert answer is not None
+    assert (result_in(answer, place, "Answer:") or "").strip() == result.strip()
+
+
+@pytest.mark.parametrize(
+    ("place", "result"),
+    [("marker", "Answer: 4"), ("boxed", "f(x) = {1, 2"), ("boxed", "a} b"), ("fenced", "```py\nx\n```")],
+)
+def test_a_result_that_its_place_cannot_hold_is_placed_nowhere(place: Any, result: str) -> None:
+    assert placed(result, place, "Answer:") is None
 
 
 @pytest.mark.parametrize(
@@ -117,12 +134,50 @@ async def test_numbers(options: dict[str, Any], result: str, answer: str, expect
     [
         "nan", "inf", "-Infinity", "1e999999999", "1e-999999999", "9" * 60_000, "1/" + "9" * 60_000,
         "1" + ",000" * 15_000, r"\boxed{" * 9_000, r"\frac{" * 10_000, "-" * 65_536, "1e" * 30_000, "٤٢",
+        r"\frac99" * 9_000, r"\frac" + " " * 60_000, "9" * 30_000 + "." + "9" * 30_000 + r"\frac",
+        "9" * 60_000 + r"\frac12",
     ],
 )  # fmt: skip
 async def test_no_hostile_number_is_right_or_takes_long(result: str) -> None:
     began = time.monotonic()
     assert await right(NumericVerifier(Number(absolute_tolerance=1e300)), result, "42") is (result == "1e" * 30_000)
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"\frac12", "0.5"),
+        (r"\boxed{\frac34}", "0.75"),
+        (r"\frac{1}2", "0.5"),
+        (r"\frac1{8}", "0.125"),
+        (r"\frac 3 4", "0.75"),
+        (r"\dfrac{1}{4} \tfrac{1}{4} \cfrac{1}{5}", "0.2"),
+        (r"-\frac12", "-0.5"),
+        (r"\frac{-3}{4}", "-0.75"),
+        (r"\frac{1}{-4}", "-0.25"),
+        (r"\frac{1{,}000}{8}", "125"),
+        (r"\frac{45}{100}\%", "0.0045"),
+        (r"2\frac{3}{4}", "2.75"),
+        (r"\boxed{1\frac{1}{2}}", "1.5"),
+        (r"$2 \dfrac34$", "2.75"),
+        (r"-1\frac12", "-1.5"),
+        (r"1,000\frac12", "1000.5"),
+        (r"it is \frac12.", "0.5"),
+        (r"\frac12, or 3", "3"),
+        (r"60 \frac{km}{h}", "60"),
+        (r"\frac123", None),
+        (r"\frac{1}{2}3", None),
+        (r"\frac12.5", None),
+        (r"\frac12\frac34", None),
+        (r"1.5\frac12", None),
+        (r"2\frac{-1}{2}", None),
+        (r"\frac10", None),
+        (r"1\frac10", None),
+    ],
+)
+def test_fractions_are_read_as_tex_reads_them(text: str, value: str | None) -> None:
+    assert number_in(text, percent="hundredths") == (None if value is None else Decimal(value))
 
 
 def test_a_power_is_read_and_never_computed() -> None:
