@@ -111,7 +111,7 @@ def test_a_process_that_was_killed_is_said_and_tried_again(page: Page, web: Web,
     assert conversation.entries.order_by("seq").last().kind == "retry"  # type: ignore[union-attr]
 
 
-def test_a_setting_that_cannot_be_is_named_and_the_message_stays(
+def test_a_setting_that_cannot_be_is_named_and_the_message_stays_and_is_sent_again(
     page: Page, web: Web, conversation: Conversation
 ) -> None:
     page.goto(f"{web.url}/conversations/{conversation.id}/")
@@ -122,6 +122,12 @@ def test_a_setting_that_cannot_be_is_named_and_the_message_stays(
     expect(page.get_by_label("top-p")).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_label("Message")).to_have_value("hello")
     assert not conversation.entries.exists()
+    page.get_by_label("top-p").fill("0.7")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#talk .spoken pre")).to_have_text("hello")
+    expect(page.get_by_label("Message")).to_have_value("")
+    expect(page.locator("#failure")).to_be_hidden()
+    assert [entry.kind for entry in conversation.entries.all()] == ["send"]
 
 
 def test_a_new_conversation_is_empty_and_copies_as_json(page: Page, web: Web, conversation: Conversation) -> None:

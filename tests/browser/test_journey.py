@@ -26,6 +26,12 @@ STEPS_DRAWN = """() => {
 }"""
 
 
+WAIT_FOR_CHECKPOINTS = """() => {
+  const panel = document.querySelector('[data-panel="checkpoints"]');
+  window.answered = new Promise((done) => panel.addEventListener("htmx:afterOnLoad", () => done(true), { once: true }));
+}"""
+
+
 def wait_for_steps(page: Page, last: int) -> list[int]:
     """The steps of the reward curve once it has been drawn up to ``last``."""
     page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) >= {last}", timeout=PATIENCE_MS)
@@ -90,6 +96,22 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     page.keyboard.press("?")
     expect(page.locator("#keys-dialog")).to_contain_text("Next trajectory")
     page.keyboard.press("Escape")
+
+    # A checkpoint that comes takes nothing away that somebody types about another.
+    Run.objects.filter(id=run.id).update(spec=run.spec | {"model": {"kind": "pretrained", "path": "tiny"}})
+    engine.emit([_checkpoint(engine, 4)], 5)
+    page.goto(f"{web.url}/runs/{run.id}/?tab=checkpoints")
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Make it a model").click()
+    page.get_by_label("Name of the model").fill("mine")
+    page.evaluate(WAIT_FOR_CHECKPOINTS)
+    engine.emit([_checkpoint(engine, 5)], 5)
+    page.evaluate("() => window.answered")
+    expect(page.get_by_label("Name of the model")).to_have_value("mine")
+    rows = page.get_by_label("Table of checkpoints").locator("tbody tr")
+    assert rows.count() == 1
+    page.get_by_role("button", name="Not now").click()
+    expect(rows).to_have_count(2, timeout=PATIENCE_MS)
 
     page.goto(f"{web.url}/runs/{run.id}/")
     page.get_by_role("button", name="Cancel").click()
@@ -283,6 +305,10 @@ HIGHEST_DRAWN = """() => {
   const { data } = document.querySelector('[data-chart="reward"] .plot');
   return Math.max(...data.flatMap((trace) => Array.from(trace.y)));
 }"""
+
+
+def _checkpoint(engine: Engine, step: int) -> dict[str, Any]:
+    return engine.story.event("checkpoint", step=step, path=f"/x/step-{step}", size_bytes=1, seconds=0.1)
 
 
 def _reward(engine: Engine, step: int, value: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a reviewer does: hears of an alert, follows it to the turn, rules; and how the pages look meanwhile."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,13 @@ class Trouble(Story):
         for number in range(first, first + count):
             alarm = self.alarm(rule, f"train-2-{number}")
             events.append(alarm | {"id": f"{SANDBOX}/{rule}-{number}"})
+        return events
+
+    def scattered(self, count: int) -> list[Event]:
+        """Alerts of the same rule, each about a destination of its own."""
+        events = self.alike(count, rule=0, first=1000)
+        for number, event in enumerate(events):
+            event["finding"] |= {"subject": f"203.0.113.7:{number}"}
         return events
 
     def turn_of_alert(self, trajectory: str, turn: int, **more: str) -> Event:
@@ -254,7 +262,35 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
         expect(page.locator(".nav [data-open-alerts]")).to_have_text("1", timeout=PATIENCE_MS)
     his.keyboard.press("?")
     expect(his.locator("#keys-dialog")).to_contain_text("Mark it malicious")
+    his.keyboard.press("Escape")
+
+    # The keys of those who may only look decide nothing.
+    vera = User.objects.create_user("vera@example.org", PASSWORD)
+    Membership.objects.create(team=sample.team, user=vera, role=Role.VIEWER)
+    theirs, posted = tab(), list[str]()
+    sign_in(theirs, web, vera)
+    theirs.on("request", lambda request: posted.append(request.url) if request.method == "POST" else None)
+    theirs.goto(f"{web.url}/alerts/")
+    expect(theirs.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    for key in "ja":
+        theirs.keyboard.press(key)
+    theirs.keyboard.press("Enter")
+    theirs.wait_for_url("**/alerts/*/")
+    assert posted == []
     assert Alert.objects.filter(state="open").count() == 1
+
+    # "All that match" is said of one list: another filter takes it back, and so does a list of one page.
+    engine.emit([*story.scattered(51), story.alarm(2, "train-3-1")], 1)
+    marked, matching = his.locator("[data-marked]"), his.locator('[name="matching"]')
+    severity = his.get_by_label("Severity")
+    for wanted, shown in (("critical", 50), ("warning", 1)):
+        expect(matching).to_be_visible(timeout=PATIENCE_MS)
+        matching.check()
+        expect(marked).to_have_text(re.compile(r"All \d+ that match are marked\."))
+        severity.select_option(wanted)
+        expect(his.locator("tr[data-alert]")).to_have_count(shown, timeout=PATIENCE_MS)
+        expect(marked).to_have_text("Mark rows to decide about all their alerts at once.")
+        expect(matching).not_to_be_checked()
     assert complaints == []
 
 

@@ -62,7 +62,23 @@ def test_lanes_follow_the_run_and_can_go_back_to_steps_that_the_page_has_not_kep
     expect(lanes.locator("[data-steps]")).to_have_text("step 1")  # who looks back is not torn away
     lanes.get_by_role("button", name="Newest").click()
     expect(lanes.locator("[data-steps]")).to_have_text("steps 7 to 8", timeout=PATIENCE_MS)
-    assert complaints == []
+
+    # Steps in sight stay there when the page lets them go, and when those before them cannot be fetched.
+    earlier = lanes.get_by_role("button", name="Earlier")
+    earlier.click()
+    expect(lanes.locator("[data-steps]")).to_have_text("steps 5 to 6", timeout=PATIENCE_MS)
+    later = [story.event("lanes", step=step, spans=story.spans(story.now, step)) for step in range(9, 32)]
+    engine.emit([*later, *story.step(32)], 32)
+    expect(page.locator(".waits")).to_contain_text("When step 32 ended", timeout=PATIENCE_MS)
+    expect(lanes.locator("[data-steps]")).to_have_text("steps 5 to 6")
+    page.route("**/lanes?*", lambda route: route.fulfill(status=503))
+    earlier.click()
+    expect(lanes.locator("[data-steps]")).to_have_text("could not be loaded", timeout=PATIENCE_MS)
+    assert bars(page)["Training"] == 2
+    page.unroute_all()
+    earlier.click()
+    expect(lanes.locator("[data-steps]")).to_have_text("steps 3 to 4", timeout=PATIENCE_MS)
+    assert [text for text in complaints if "503" not in text] == []
 
 
 def test_the_words_the_ages_and_the_buffer_stand_beside_the_lanes(

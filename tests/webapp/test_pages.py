@@ -222,6 +222,15 @@ def test_only_who_may_launch_is_invited_to(
         assert ("primary" in pages[bob]) == (not has_runs or not headers)
 
 
+def test_a_list_without_runs_is_asked_for_again_where_it_promises_that_they_appear(
+    team: Team, bob: User, victor: User
+) -> None:
+    pages = {user: signed_in(user).get("/").content.decode() for user in (bob, victor)}
+    promise, asks = "they appear here by themselves", 'hx-trigger="every'
+    assert (promise in pages[victor], asks in pages[victor]) == (True, True)
+    assert (promise in pages[bob], asks in pages[bob]) == (False, False)
+
+
 def test_only_owners_manage_members_and_read_the_audit_log(team: Team, alice: User, bob: User, charlie: User) -> None:
     membership = Membership.objects.get(user=bob, team=team)
     paths = {

@@ -16,7 +16,7 @@ from webapp.catalog.services import publish_environment
 from webapp.environments.views import BUILT_IN
 from webapp.runs.models import Event, Run
 from webapp.runs.services import submit_run
-from webapp.trajectories.models import Trajectory
+from webapp.trajectories.models import Trajectory, filtered
 
 
 @pytest.fixture
@@ -58,6 +58,21 @@ def test_the_histogram_is_of_the_newest_step_and_can_be_of_another(client: Clien
     assert bins_in(page(client, here + "?purpose=train")) == {"0": 1, "0.5": 1, "1": 2}
     earlier = re.search(r'id="rewards-previous"[^>]* href="([^"]*)"', newest)[1]
     assert bins_in(page(client, earlier.replace("&amp;", "&"))) == {"0": 3, "1": 1}
+
+
+def test_a_step_has_the_trajectories_that_were_sampled_for_it_also_those_of_no_policy(run: Run) -> None:
+    """Oracle, nop and script play at version -1."""
+    sampled = [("eval-greedy", -1), ("demonstration", -1), ("eval-greedy", 0), ("train", 0), ("eval-greedy", 1)]
+    for seq, (purpose, version) in enumerate(sampled):
+        Trajectory.objects.create(
+            run=run, trajectory_id=f"{purpose}-{seq}", seq=seq, purpose=purpose, prompt=0, member=seq,
+            sampled_at_version=version, level=1, success=True, reward=1, tool_calls=0, tool_errors=0, turns=1,
+            tokens=4, stop_reason="answered",
+        )  # fmt: skip
+    for step, own in {0: [0, 1, 2], 1: [3, 4], 2: []}.items():
+        found = list(filtered(run, step=step))
+        assert sorted(row.seq for row in found) == own
+        assert {row.sampled_for_step for row in found} <= {step}
 
 
 def test_a_bin_is_a_link_that_filters_the_table_and_again_one_that_does_not(client: Client, rewarded_run: Run) -> None:

@@ -517,6 +517,20 @@ def test_a_new_experiment_can_be_made_and_launched_as_it_is(browser: Client, tea
     assert Experiment.objects.get().name == "first-experiment"
 
 
+@pytest.mark.parametrize(("action", "seed"), [("preset:rloo", "5"), ("show", "5"), ("show-toml", "5"), ("save", "x")])
+def test_a_new_experiment_stays_with_the_team_that_was_chosen(
+    browser: Client, team: Team, alice: User, action: str, seed: str
+) -> None:
+    create_team("Another Team", acting_user=alice)  # the first by name
+    form = posted_by(browser.get("/experiments/new").content.decode()) | {"team": team.slug, "seed": seed}
+    answer = browser.post("/experiments/new", form | {"action": action})
+    again = posted_by(answer.content.decode())
+    assert again["team"] == [team.slug]
+    mended = form | {"team": again["team"], "seed": "5", "action": "save"}
+    assert browser.post("/experiments/new", mended).status_code == 302
+    assert Experiment.objects.get().team == team
+
+
 def test_a_stage_is_added_filled_and_taken_away_in_the_form(browser: Client, experiment: Experiment) -> None:
     form = posted_by(shown(browser, experiment, form_of(browser, experiment), "add:recipe.stages"))
     page = shown(browser, experiment, form | {"recipe.stages.1.data.kind": "chat"})

@@ -216,11 +216,13 @@ def of(**changes: Any) -> Trajectory:
     return Trajectory.model_validate(plain(story) | changes)
 
 
-def test_a_rollout_without_a_turn_has_no_conversation_and_an_empty_document() -> None:
+def test_a_rollout_without_a_turn_has_no_conversation_and_its_question_as_the_one_step() -> None:
     empty = of(segments=[], stop_reason="silent")
     assert list(conversations_of(empty, "run")) == []
     [document] = atif_of(empty, "run", "agent")
-    assert (document["steps"], document["extra"]["stop_reason"]) == ([], "silent")
+    assert document["steps"] == [{"step_id": 1, "source": "user", "message": empty.task.question}]
+    assert document["final_metrics"] == {"total_prompt_tokens": 0, "total_completion_tokens": 0, "total_steps": 1}
+    assert document["extra"]["stop_reason"] == "silent"
 
 
 def test_arguments_that_were_no_object_are_exported_as_they_were_written() -> None:

@@ -193,6 +193,7 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
         "preset": preset_or_none(draft.preset),
         "families": preset_families(),
         "teams": teams,
+        "chosen_team": request.POST.get("team", ""),
         "launches": may(request, experiment.team, "launch") if experiment else bool(teams),
         "size": Size.of(valid) if valid else None,
         "same_as": _same_as(valid, experiment) if valid else None,

@@ -24,7 +24,7 @@ SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
         'trajectory', CASE WHEN it.trajectory_id IS NULL THEN NULL ELSE jsonb_build_object(
             'id', it.trajectory_id, 'purpose', it.purpose, 'prompt', it.prompt, 'member', it.member,
             'sampled_at_version', it.sampled_at_version, 'trained_at_step', it.trained_at_step,
-            'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
+            'level', it.level, 'part', it.part, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
             'tool_errors', it.tool_errors, 'turns', it.turns, 'segments', it.segments, 'tokens', it.tokens,
             'stop_reason', it.stop_reason,
             'changes', it.changes, 'repaired', it.repaired, 'prefilled', it.prefilled, 'masked', it.masked,

@@ -28,8 +28,10 @@ _RANK = Case(
 
 @dataclass(frozen=True)
 class AlertGroup:
-    """``count``, ``first`` and ``last`` are of the alerts that a list shows; ``trajectories`` of all alike."""
+    """``trajectories`` is of all alike, the others are of the alerts that a list shows."""
 
+    id: int
+    """It is the oldest alert's: it stays when the group grows."""
     newest: Alert
     count: int
     undecided: int
@@ -39,10 +41,6 @@ class AlertGroup:
     last: datetime
     trajectories: dict[QuarantineState, int] = field(default_factory=dict)
     """How many of those that they quarantined stand how."""
-
-    @property
-    def id(self) -> int:
-        return self.newest.id
 
     @property
     def pending(self) -> int:
@@ -59,6 +57,7 @@ def grouped(alerts: QuerySet[Alert]) -> QuerySet[Any]:
         alerts.order_by()
         .values(*ALIKE)
         .annotate(
+            oldest=Min("id"),
             newest=Max("id"),
             count=Count("id"),
             undecided=Count("id", filter=~Q(state=AlertState.ACKNOWLEDGED)),
@@ -77,6 +76,7 @@ def filled(rows: Sequence[dict[str, Any]]) -> list[AlertGroup]:
     quarantine_statuses = _quarantine_statuses(rows) if rows else {}
     return [
         AlertGroup(
+            id=row["oldest"],
             newest=newest[row["newest"]],
             count=row["count"],
             undecided=row["undecided"],

@@ -99,7 +99,7 @@ class AlertGroupOut(Schema):
     def of(cls, group: AlertGroup) -> "AlertGroupOut":
         newest = group.newest
         return cls(
-            like=group.id, run=newest.run_id, team=newest.team.slug, rule=newest.rule, severity=group.severity,
+            like=newest.id, run=newest.run_id, team=newest.team.slug, rule=newest.rule, severity=group.severity,
             subject=newest.subject, title=newest.title, count=group.count, undecided=group.undecided,
             first_at=group.first, last_at=group.last, trajectories=group.trajectories,
         )  # fmt: skip

@@ -26,8 +26,8 @@ NOTE_CHARACTERS = 2000
 def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> ReviewDecision:
     """Say whether a quarantined trajectory was benign; its open alerts count as acknowledged then.
 
-    A later review decision replaces an earlier one.  Raises Invalid for an unknown verdict or too long a note, and
-    Refused where nothing quarantined the trajectory.
+    A later review decision replaces an earlier one; the same one again only acknowledges alerts that came since.
+    Raises Invalid for an unknown verdict or too long a note, and Refused where nothing quarantined the trajectory.
     """
     note = note.strip()
     check_review_decision(verdict, note)
@@ -35,7 +35,12 @@ def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting
     quarantine = Quarantine.objects.filter(run=run, trajectory_id=trajectory_id).first()
     if quarantine is None:
         raise Refused(f"no alert quarantined trajectory {trajectory_id} of run #{run.number}")
+    acknowledged = _acknowledge_about(run, trajectory_id, acting_user)
     if (quarantine.state, quarantine.note) == (verdict, note):
+        if acknowledged:
+            record(run.team, acting_user, "alert.acknowledge", f"run {run.id}",
+                   alerts=acknowledged, run_number=run.number)  # fmt: skip
+            transaction.on_commit(notify_alert_viewers)
         return ReviewDecision.objects.filter(run=run, trajectory_id=trajectory_id).latest("number")
     now = timezone.now()
     run.review_decisions += 1
@@ -53,14 +58,16 @@ def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting
         at=now,
         **fields,
     )
-    about = Alert.objects.filter(run=run, trajectory_id=trajectory_id)
-    about.exclude(state=AlertState.ACKNOWLEDGED).update(
-        state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=now
-    )
     record(run.team, acting_user, "quarantine.decide", f"trajectory {trajectory_id} of run {run.id}"[:200],
            verdict=verdict, review_decision=run.review_decisions, run_number=run.number)  # fmt: skip
     transaction.on_commit(notify_alert_viewers)
     return review_decision
+
+
+def _acknowledge_about(run: Run, trajectory_id: str, acting_user: User) -> int:
+    """Returns how many alerts about the trajectory were open."""
+    about = Alert.objects.filter(run=run, trajectory_id=trajectory_id).exclude(state=AlertState.ACKNOWLEDGED)
+    return about.update(state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=timezone.now())
 
 
 def check_review_decision(verdict: str, note: str) -> None:

@@ -28,7 +28,7 @@ def atif_of(trajectory: Trajectory, run: str, environment: str) -> Iterator[Docu
     exported: set[int] = set()
     for place, branch in enumerate(branches or [None]):
         exchanges = [] if branch is None else exchanges_of(trajectory, branch)
-        steps = list(_steps(trajectory, exchanges, exported))
+        steps = list(_steps(trajectory, exchanges, exported)) or [_question(trajectory)]
         exported |= {exchange.passage.number for exchange in exchanges if exchange.passage.is_whole}
         yield {
             "schema_version": SCHEMA_VERSION,
@@ -46,6 +46,11 @@ def _facts(trajectory: Trajectory) -> Document:
     return {"task": trajectory.task.id, "reward": trajectory.reward, "rewards": trajectory.rewards} | {
         name: getattr(trajectory, name) for name in facts
     }
+
+
+def _question(trajectory: Trajectory) -> Document:
+    """The one step of a rollout without a turn, for the format asks for at least one."""
+    return {"step_id": 1, "source": "user", "message": trajectory.task.question}
 
 
 def _totals(steps: list[Document]) -> Document:

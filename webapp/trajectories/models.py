@@ -123,7 +123,9 @@ SAMPLED_FOR_STEP = models.Case(
 def of_step(step: int) -> models.Q:
     """A step's own: sampled for it, or trained on at it."""
     is_training = models.Q(purpose="train")
-    sampled_for = models.Q(is_training, sampled_at_version=step - 1) | models.Q(~is_training, sampled_at_version=step)
+    # Lookups of the column, not SAMPLED_FOR_STEP, which the index by version cannot serve.  Version -1 is no policy's.
+    version = models.Q(sampled_at_version=step) if step else models.Q(sampled_at_version__lte=0)
+    sampled_for = models.Q(is_training, sampled_at_version=step - 1) | models.Q(~is_training, version)
     return sampled_for | models.Q(trained_at_step=step)
 
 

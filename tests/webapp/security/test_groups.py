@@ -76,6 +76,18 @@ def test_pages_give_every_group_once(engine: Engine, api_of: Any, victor: User) 
     assert len(seen) == len(set(seen)) == 20
 
 
+def test_a_row_of_the_inbox_keeps_its_name_when_its_group_grows(engine: Engine, rita: User) -> None:
+    """A mark, the choice and an opened group are kept by it."""
+    many(engine, 2)
+    names = r'(data-alert|name="like" value|data-expands)="([^"]+)"'
+    before = re.findall(names, page_of(rita, "/alerts/"))
+    many(engine, 1, first=2)
+    assert before == re.findall(names, page_of(rita, "/alerts/"))
+    assert [name for name, _ in before] == ["data-alert", 'name="like" value', "data-expands"]
+    part = page_of(rita, f"/alerts/{before[0][1]}/alike/", **{"HX-Request": "true"})
+    assert part.count('class="main-link mono"') == 3
+
+
 def test_a_group_opens_to_all_its_alerts_page_by_page(engine: Engine, victor: User, charlie: User) -> None:
     many(engine, 70)
     newest = Alert.objects.order_by("-id").first()

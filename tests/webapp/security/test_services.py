@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from tests.webapp.at_once import at_once
+from tests.webapp.runs.conftest import Engine, finding
 from webapp.accounts.models import AuditEntry, User
+from webapp.audit.sentences import plain
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, ReviewDecision
@@ -48,6 +50,22 @@ def test_a_review_decision_acknowledges_the_alerts_about_it(alarming_run: Run, r
     review(alarming_run, "train-1-0", "benign", acting_user=rita)
     alert = Alert.objects.get()
     assert (alert.state, alert.acknowledged_by) == ("acknowledged", rita)
+
+
+def test_the_same_review_decision_again_acknowledges_the_alerts_that_came_since(
+    alarming_run: Run, engine: Engine, rita: User, alice: User
+) -> None:
+    first = review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    engine.post(engine.alert("sandbox-1/2", finding=finding(rule="beacon"), quarantined=False))
+    assert Quarantine.objects.get().state == "benign"
+    again = review(alarming_run, "train-1-0", "benign", acting_user=alice)
+    assert (again.number, ReviewDecision.objects.count()) == (first.number, 1)
+    assert list(Alert.objects.order_by("id").values_list("state", "acknowledged_by")) == [
+        ("acknowledged", rita.id), ("acknowledged", alice.id),
+    ]  # fmt: skip
+    entry = AuditEntry.objects.get(verb="alert.acknowledge")
+    assert (entry.user, entry.details["alerts"]) == (alice, 1)
+    assert plain(entry) == f"acknowledged 1 alert of run #{alarming_run.number}"
 
 
 def test_what_was_never_quarantined_cannot_be_decided_on(alarming_run: Run, rita: User) -> None:

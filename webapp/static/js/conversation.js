@@ -22,6 +22,7 @@ const LOGPROB_EDGES = [0.05, 0.2, 0.5, 1, 2]; // of -log p, as webapp/trajectori
 let messages = []; // the conversation as JSON, for copying
 let turn = null; // the one under way
 let opening = "";
+let again = retry; // what "Try again" does
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -109,7 +110,8 @@ function finish({ reason, usage, tools_begin_anew: anew }) {
   talk.append(element("li", "usage", anew ? `${text} · the tools begin anew` : text));
 }
 
-function showFailure(title, reason) {
+function showFailure(title, reason, next = retry) {
+  again = next;
   turn?.wrote.classList.remove("is-answering");
   $("failure-title").textContent = title;
   $("failure-reason").textContent = reason;
@@ -171,22 +173,27 @@ function showState({ state }) {
   }
 }
 
-async function post(path, body) {
+/** `next`: what "Try again" does where this fails. */
+async function post(path, body, next = () => post(path, body)) {
   const token = document.querySelector("#composer [name=csrfmiddlewaretoken]").value;
   const headers = { "X-CSRFToken": token, ...(body && { "Content-Type": "application/json" }) };
   let answer;
   try {
     answer = await fetch(page.api + path, { method: "POST", headers, body: body && JSON.stringify(body) });
   } catch {
-    showFailure("The service cannot be reached.", "What was typed is still here; try again.");
+    showFailure("The service cannot be reached.", "What was typed is still here; try again.", next);
     return false;
   }
   if (answer.ok) return true;
   if (answer.status === 401) saySignedOut();
   const { detail, problems = [] } = await answer.json().catch(() => ({ detail: `Error ${answer.status}` }));
   for (const problem of problems) document.getElementsByName(problem.field.split(".").at(-1))[0]?.setAttribute("aria-invalid", "true");
-  showFailure("Not sent.", problems.map((problem) => `${problem.field}: ${problem.message}; ${problem.remedy}`).join(". ") || detail);
+  showFailure("Not sent.", problems.map((problem) => `${problem.field}: ${problem.message}; ${problem.remedy}`).join(". ") || detail, next);
   return false;
+}
+
+function retry() {
+  return post("/retry");
 }
 
 function sampling() {
@@ -203,7 +210,7 @@ async function send() {
   const field = $("message");
   if (!field.value.trim() || $("send").disabled) return;
   $("send").disabled = true;
-  if (await post("/messages", { messages: [{ role: "user", content: field.value }], sampling: sampling() })) field.value = "";
+  if (await post("/messages", { messages: [{ role: "user", content: field.value }], sampling: sampling() }, send)) field.value = "";
   else $("send").disabled = WORKING.includes($("state").dataset.state);
 }
 
@@ -222,7 +229,7 @@ function listen() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); send(); }
   });
   $("stop").addEventListener("click", () => post("/stop"));
-  $("try-again").addEventListener("click", () => post("/retry"));
+  $("try-again").addEventListener("click", () => { $("failure").hidden = true; again(); });
   $("new-conversation").addEventListener("click", () => post("/new"));
   $("use-opening").addEventListener("click", () => { $("message").value = opening; $("message").focus(); });
 }

@@ -8,12 +8,13 @@ const marked = new Set();
 const expanded = new Set();
 let chosen = null;
 let lastMarked = null;
-let isMatching = false;
+let isMatching = false; // all that match are marked, also on other pages
 
 const rows = () => [...box.querySelectorAll("tr[data-alert]")];
 const row = () => rows().find((one) => one.dataset.alert === chosen);
 const marks = () => [...box.querySelectorAll('input[name="like"]')];
 const form = () => document.getElementById("decide");
+let filter = form()?.dataset.filter;
 
 function choose(one) {
   for (const other of rows()) other.classList.toggle("is-selected", other === one);
@@ -81,10 +82,12 @@ function countOf(ids) {
 }
 
 function acknowledge() {
-  const wanted = isMatching || marked.size ? null : row();
-  if (wanted) mark(wanted.dataset.alert, true);
+  if (!isMatching && !marked.size) {
+    if (!row() || !("decides" in row().dataset)) return;
+    mark(chosen, true);
+  }
   showMarks();
-  form()?.requestSubmit(form().querySelector('button[value="acknowledge"]'));
+  form().requestSubmit(form().querySelector('button[value="acknowledge"]'));
 }
 
 /* ---- groups ---- */
@@ -102,7 +105,8 @@ function restore() {
   row()?.classList.add("is-selected");
   const known = new Set(marks().map((one) => one.value));
   for (const id of marked) if (!known.has(id)) marked.delete(id);
-  if (!form()) isMatching = false;
+  if (form()?.dataset.filter !== filter || !box.querySelector("[data-matching]:not([hidden])")) isMatching = false;
+  filter = form()?.dataset.filter;
   for (const link of box.querySelectorAll("[data-expands]")) {
     if (!expanded.has(link.closest("tr").dataset.alert) || link.getAttribute("aria-expanded") === "true") continue;
     expand(link, true);

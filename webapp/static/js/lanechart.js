@@ -17,6 +17,7 @@ export class LaneChart {
     Object.assign(this, { card, names, url, lanes, options, definition: { x: "seconds" }, isOptional: true });
     this.plot = card.querySelector(".plot");
     this.last = Infinity; // the last step in sight; Infinity: the newest
+    this.asked = Infinity; // the one that was asked for last
     for (const button of card.querySelectorAll("[data-go]")) button.addEventListener("click", () => this.go(button.dataset.go));
     card.querySelector(".legend").replaceChildren(...Object.entries(names).map((entry) => this.item(...entry)));
   }
@@ -35,34 +36,37 @@ export class LaneChart {
     return item;
   }
 
+  /** What the page lets go meanwhile stays in sight as it was. */
   steps() {
-    return this.earlier ?? this.lanes.upTo(this.last, STEPS);
+    const kept = this.lanes.upTo(this.last, STEPS);
+    return this.last === Infinity || kept.length === STEPS ? kept : this.earlier;
   }
 
   /** What this page has not kept is asked for; of several answers the one that was asked for last counts. */
   async go(where) {
     const newest = this.lanes.newest;
-    const from = this.last === Infinity ? newest : this.last;
+    const from = this.asked === Infinity ? newest : this.asked;
     const wanted = { earlier: from - STEPS, later: from + STEPS, newest: Infinity }[where];
     const last = wanted >= newest ? Infinity : Math.max(wanted, 1);
-    this.last = last;
-    const isKept = last === Infinity || this.lanes.upTo(last, STEPS).length === STEPS;
-    const earlier = isKept ? null : await this.fetched(last);
-    if (this.last !== last) return;
-    Object.assign(this, { earlier, zoomed: null });
+    this.asked = last;
+    const kept = this.lanes.upTo(last, STEPS);
+    const earlier = last === Infinity || kept.length === STEPS ? kept : await this.fetched(last);
+    if (this.asked !== last) return;
+    if (!earlier?.length) return this.complain(earlier ? "nothing earlier" : "could not be loaded");
+    Object.assign(this, { last, earlier, zoomed: null });
     this.options.onPoints(this, true);
   }
 
   async fetched(last) {
     const answer = await fetch(`${this.url}?last_step=${last}`, { headers: { Accept: "application/json" } }).catch(() => null);
-    if (!answer?.ok) return this.complain();
-    const found = (await answer.json()).lanes.map(({ step, spans }) => [step, spans]);
-    return found.length ? found : null;
+    if (!answer?.ok) return null;
+    return (await answer.json()).lanes.map(({ step, spans }) => [step, spans]);
   }
 
-  complain() {
-    this.card.querySelector("[data-steps]").textContent = "could not be loaded";
-    return null;
+  /** Those in sight stay there. */
+  complain(reason) {
+    this.asked = this.last;
+    this.card.querySelector("[data-steps]").textContent = reason;
   }
 
   draw() {

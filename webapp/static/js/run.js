@@ -137,7 +137,7 @@ function apply(events) {
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
     else if (event.kind === "egress" || event.kind === "settled") security.changed();
     else if (event.kind === "alert") security.changed();
-    else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
+    else if (event.kind === "checkpoint") fetchCheckpoints();
     else if (event.kind === "started") {
       trajectories = trajectories.filter((one) => sampledForStep(one) <= event.from_step);
       rewind(event);
@@ -227,6 +227,18 @@ async function begin() {
   }).start();
 }
 
+const fetchCheckpoints = () => htmx.trigger(document.body, "run-checkpoint");
+
+/* The list of checkpoints waits for a dialog in it to be closed: what is typed there is not taken away. */
+function waitForDialogs() {
+  document.querySelector('[data-panel="checkpoints"]').addEventListener("htmx:beforeSwap", (event) => {
+    const open = event.detail.target.querySelector("dialog[open]");
+    if (!open) return;
+    event.detail.shouldSwap = false;
+    open.addEventListener("close", fetchCheckpoints, { once: true });
+  });
+}
+
 /* From a point of a curve to what it was made of. */
 function showTrajectories(step, purpose) {
   arrivals.ask({ step, purpose });
@@ -259,6 +271,7 @@ function listen() {
   element("log-axis").addEventListener("click", toggleLog);
   element("reset-zoom").addEventListener("click", () => grid.resetZoom());
   onKey("l", "Logarithmic axes", toggleLog);
+  waitForDialogs();
   tabs.names.forEach((name, index) => onKey(String(index + 1), `Show ${name}`, () => tabs.show(name)));
   setInterval(tick, 1000);
   setInterval(measureAgain, MEASURED_EVERY_MS);
