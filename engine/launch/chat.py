@@ -29,6 +29,7 @@ from engine.cluster.generators import generator_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.environments.registry import environment_for
 from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_model, renderers_of, spec_of_model
+from engine.launch.pinned_dataset import with_pinned_dataset
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.loop.environment_requirements import lacking_in_environment
 from engine.models.origin import model_origin
@@ -137,7 +138,8 @@ def _missing_task(spec: RunSpec, task: int) -> list[Problem]:
 def _environment_from(choice: str | None, before: RunSpec | None) -> RunSpec:
     """The spec whose environment and data set are meant.  Raises BadSpec."""
     if choice not in (None, "own"):
-        return spec_from_file(Path(choice))
+        file = Path(choice)
+        return with_pinned_dataset(spec_from_file(file), named_in=file, anywhere=True)
     if choice == "own" and before is None:
         raise BadSpec(["--environment own: a folder has no environment of its own; give --run, or a run's TOML file"])
     return before or RunSpec(name="chat")

@@ -14,6 +14,8 @@ from engine.launch import exit_codes
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.launch.train import carry_out, default_run_dir
 from engine.loop.difficulty import NAME
+from engine.spec.credit import ReinforcePlusPlus
+from engine.spec.objective import Clipped
 from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
 from engine.spec.selection import Difficulty
@@ -46,15 +48,24 @@ def measure_difficulty(file: Path, *, rollouts: int, out: Path, run_dir: Path | 
 
 
 def with_difficulty(spec: RunSpec, rollouts: int) -> RunSpec:
-    """The spec with a filter that measures; the bounds are those of the spec's own, if it has one.  Raises BadSpec."""
+    """The spec with a filter that measures; the bounds are those of the spec's own, if it has one.
+
+    A filter is of RL: a recipe without gets the RL that asks least of the rest of the run.  Raises BadSpec.
+    """
     own = spec.recipe.selection.difficulty or Difficulty()
     try:
         difficulty = Difficulty(rollouts=rollouts, above=own.above, below=own.below)
     except ValidationError as error:
         raise BadSpec([f"--{problem}" for problem in problems_in(error, Difficulty)]) from error
-    selection = spec.recipe.selection.model_copy(update={"difficulty": difficulty})
-    recipe = spec.recipe.model_copy(update={"selection": selection})
-    return spec.model_copy(update={"recipe": recipe})
+    document = spec.model_dump()
+    document["recipe"]["selection"]["difficulty"] = difficulty
+    if not spec.recipe.reinforces:
+        document["recipe"] |= {"objective": Clipped(), "credit": ReinforcePlusPlus()}
+        document["evaluation"] |= {"players": ["model"], "script": ""}
+    try:
+        return RunSpec.model_validate(document)
+    except ValidationError as error:
+        raise BadSpec([str(problem) for problem in problems_in(error, RunSpec)]) from error
 
 
 def _refuse_unwritable(out: Path) -> None:

@@ -40,6 +40,7 @@ class ModelChoice:
 
     folder: Path | None = None
     run: str | None = None
+    """Its folder, also a relative one, its id, or its name below the home."""
     step: int | None = None
     """The step of the run's checkpoint; None: the newest."""
     context_tokens: int | None = None
@@ -58,7 +59,7 @@ def chosen_model(choice: ModelChoice) -> ChosenModel:
     """Raises BadSpec."""
     try:
         if choice.run is not None:
-            model: Any = pinned(CheckpointModel(run=choice.run, step=choice.step), anywhere=True)
+            model: Any = pinned(CheckpointModel(run=_run_of(choice.run), step=choice.step), anywhere=True)
             before = _spec_of_checkpoint(model)
             return ChosenModel(model.model_copy(update={"context_tokens": choice.context_tokens}), before)
         assert choice.folder is not None  # one of the two is set
@@ -119,6 +120,12 @@ def renderers_of(spec: RunSpec) -> Callable[[str], Renderer]:
         return ChatRenderer(read, tool_calls=model.tool_calls, reasoning=choice)
 
     return renderer
+
+
+def _run_of(named: str) -> str:
+    """A run's folder by its absolute path; what is no such folder is looked for below the home."""
+    folder = Path(named)
+    return str(folder.resolve()) if (folder / "checkpoints").is_dir() else named
 
 
 def _spec_of_checkpoint(model: CheckpointModel) -> RunSpec:

@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.environments.dataset_reader import DamagedDataset, DatasetReader
 from engine.launch.preflight import BadSpec
 from engine.models.origin import home
 from engine.spec.dataset_files import DATASET_MANIFEST
+from engine.spec.mixture import Mixture
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
@@ -21,7 +23,8 @@ def datasets_folder() -> Path:
 def with_pinned_dataset(
     spec: RunSpec, *, named_in: Path, anywhere: bool, catalog: CatalogFolder | None = None
 ) -> RunSpec:
-    """The spec with ``dataset.folder`` as an absolute path, whose files are there and as long as when they were stored.
+    """The spec with ``dataset.folder`` as an absolute path, whose files are there and as long as when they were stored,
+    and with no more tasks than they have rows.
 
     ``anywhere``: on the command line, where a folder may be named, beside the file ``named_in`` or absolute.
     ``catalog`` is what a launch document says of ``dataset.catalog``.  Raises BadSpec.
@@ -39,13 +42,24 @@ def with_pinned_dataset(
         message = str(damaged).removesuffix(f"; {damaged.remedy}")
         problem = Problem(f"dataset.{field}", value, message, damaged.remedy)
         raise BadSpec([f"{named_in}: {problem}"]) from damaged
+    dataset = spec.dataset.model_copy(update={"folder": str(folder), "catalog": None})
+    found = spec.model_copy(update={"dataset": dataset})
+    # The tasks of a mixture are drawn from its parts, of which one that has fewer begins again.
+    return found if isinstance(spec.environment, Mixture) else _with_rows_counted(found, rows)
+
+
+def _with_rows_counted(spec: RunSpec, rows: Mapping[str, int]) -> RunSpec:
+    """The spec with no more tasks than there are rows, and with no evaluation of more."""
     counts = {
         f"{split}_tasks": min(getattr(spec.dataset, f"{split}_tasks"), rows[split])
         for split in ("train", "heldout")
         if split in rows
     }
-    dataset = spec.dataset.model_copy(update={"folder": str(folder), "catalog": None} | counts)
-    return spec.model_copy(update={"dataset": dataset})
+    dataset = spec.dataset.model_copy(update=counts)
+    evaluated = {
+        field: min(getattr(spec.evaluation, field), dataset.heldout_tasks) for field in ("tasks", "interim_tasks")
+    }
+    return spec.model_copy(update={"dataset": dataset, "evaluation": spec.evaluation.model_copy(update=evaluated)})
 
 
 def _folder_of(spec: RunSpec, named_in: Path, catalog: CatalogFolder | None, *, anywhere: bool) -> Path:

@@ -49,10 +49,14 @@ class MemoryCgroup:
         return int(text) if text.isdigit() else None
 
     @property
-    def used_bytes(self) -> int:
-        """Without the page cache that the kernel gives up before it lets anybody run out of memory."""
-        counts = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
-        return int((self.folder / self.use).read_text()) - int(counts[self.idle_cache])
+    def used_bytes(self) -> int | None:
+        """Without the page cache that the kernel gives up before it lets anybody run out of memory, as far as that is
+        known.  None where nothing is."""
+        use, stat = self.folder / self.use, self.folder / "memory.stat"
+        if not use.is_file():
+            return None
+        counts = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
+        return int(use.read_text()) - int(counts.get(self.idle_cache, 0))
 
 
 CGROUP_V2 = MemoryCgroup(Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file")
@@ -192,7 +196,11 @@ def _undivided(field: str, heads: object, ranks: int) -> Iterator[Problem]:
 
 def free_memory(cgroups: Sequence[MemoryCgroup] = (CGROUP_V2, CGROUP_V1)) -> int:
     """Bytes that this process may yet take: of the machine, and of its cgroup where that has a limit."""
-    left = [max(limit - cgroup.used_bytes, 0) for cgroup in cgroups if (limit := cgroup.limit_bytes) is not None]
+    left = [
+        max(limit - used, 0)
+        for cgroup in cgroups
+        if (limit := cgroup.limit_bytes) is not None and (used := cgroup.used_bytes) is not None
+    ]
     return min([int(psutil.virtual_memory().available), *left])
 
 

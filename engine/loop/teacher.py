@@ -179,6 +179,8 @@ def _number(taught: Trajectory, number_of: Callable[[Task], int | None]) -> int:
         raise _LeftOut("failed")
     if taught.alerts:
         raise _LeftOut("raised an alert")
+    if not taught.can_be_learned:
+        raise _LeftOut("not stored whole")
     if taught.task.split != "train":
         raise _LeftOut("on a held-out task")
     if (number := number_of(taught.task)) is None:

@@ -2,7 +2,8 @@
 
     what training made of each token ─► the middle of long texts and lists of tokens, ever more of it ─► all turns
 
-What is left is a trajectory that its readers take as any other; ``Trajectory.left_out`` says what is missing.
+What is left is a trajectory that can be read as any other; ``Trajectory.left_out`` says what is missing, and
+``can_be_learned`` whether it is still one to learn from.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from engine.spec.trajectory import Trajectory
+from engine.spec.trajectory import MADE_BY_TRAINING, Trajectory
 
 OF_TRAINING = ("advantages", "old_logprobs")
 PER_TOKEN = ("context_ids", "token_ids", "pieces", "logprobs", "policy_versions", "removed_ids")
@@ -31,7 +32,7 @@ def _abridgements(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for segment in document["segments"]:
         for turn in segment["turns"]:
             turn.update(dict.fromkeys(OF_TRAINING))
-    yield document | {"left_out": "advantages and old log-probs"}
+    yield document | {"left_out": MADE_BY_TRAINING}
     for segment in document["segments"]:
         segment["prefix"] = None
     for kept in KEPT:

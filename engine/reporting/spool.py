@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from pydantic import NonNegativeInt, TypeAdapter
 
+from engine.disk import fsync
 from engine.durable_log import SUFFIX, Cursor, DamagedCursor, Segment, line_ends, segments
 
 LONGEST_EVENT_BYTES = 3 * 2**20
@@ -73,20 +74,22 @@ class Spool:
         return self._segments[0].first_seq
 
     def continue_at(self, next_seq: int) -> None:
-        """Give ``next_seq`` to the next event; only for a spool that is still empty (another disk)."""
+        """Give ``next_seq`` to the next event; only for a spool that is still empty (another disk).
+
+        Killed in its middle, it leaves the spool empty, as it was, or as it is to be.
+        """
         with self._mutex:
             if self.last_seq >= next_seq:
                 raise SpoolError(
                     f"{self._folder} already holds event {self.last_seq}, so it cannot go on with {next_seq}"
                 )
             self._writer.close()
-            old = self._segments
+            for segment in self._segments:
+                segment.path.unlink()
+            fsync(self._folder)
             self._segments = []
             self.acked = next_seq - 1
             self._writer = self._begun_segment(next_seq)
-            for segment in old:
-                if segment.path != self._segments[-1].path:
-                    segment.path.unlink()
 
     def append(self, lines: Sequence[bytes], *, first_seq: int) -> int:
         """Write and fsync one batch of consecutive events beginning with ``first_seq``; returns the last number.

@@ -73,6 +73,9 @@ last failing attempt stays; ``stripped``: experience that the policy read was ta
 expert's turns; ``turn-masked``: a turn not learned; ``mismatch-masked``: tokens not learned, because the trainer finds
 them far likelier than the generator did; ``resampled``: played in place of one that taught nothing."""
 
+MADE_BY_TRAINING = "advantages and old log-probs"
+"""``Trajectory.left_out`` where the document lacks nothing else."""
+
 
 def storable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments.  Raises ValueError where some of them cannot be stored as JSON and read back as they are."""
@@ -355,6 +358,11 @@ class Trajectory(Strict):
             for segment, numbers in zip(self.segments, self.turn_numbers, strict=True)
         ]
         return self.model_copy(update={"segments": segments})
+
+    @property
+    def can_be_learned(self) -> bool:
+        """Return whether all of it stands here that was read, sampled and done: the rest training makes anew."""
+        return self.left_out in (None, MADE_BY_TRAINING)
 
     @property
     def sampled_for_step(self) -> int:

@@ -95,6 +95,8 @@ def _parsed(line: bytes, where: str, model: Model) -> Trajectory:
 
 def _flaws(trajectory: Trajectory, model: Model) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of a document of the right form that still cannot be learned."""
+    if not trajectory.can_be_learned:
+        yield "left_out", f"all of it was too long for an event, and it lacks {trajectory.left_out}"
     vocabulary, most = len(tokens_of(model)), model_origin(model).context_tokens
     if not trajectory.turns:
         yield "segments", "there is no turn"

@@ -9,8 +9,9 @@ It knows no dialect and no socket (``dialects/``, ``server.py``), and belongs to
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
@@ -28,6 +29,9 @@ MOST_BEYOND_BUDGET = 16
 """Requests that are refused for want of a budget, before the agent is ended: it may clear up after the first."""
 LONGEST_TOKEN = 64
 """Characters: text of more than so many for each token of the context is not even looked at."""
+MOST_LEFT_OUT = 2**20
+"""Characters of the tools, and of one thought, that are looked at whatever the context: a template may write neither,
+and the time that so many take is seconds."""
 MOST_REFUSED = 1000
 """Requests that are refused for whatever reason, before it is ended."""
 
@@ -234,14 +238,15 @@ def _cut(call: Call, tokens: int) -> Call:
 
 def refuse_far_too_long(asked: Asked, context_tokens: int) -> None:
     """Before anything is made into ids, which takes time.  Raises RequestRefused."""
-    characters = sum(map(_characters, asked.messages)) + sum(map(_described, asked.tools))
-    if characters > context_tokens * LONGEST_TOKEN:
-        raise RequestRefused(
-            "context",
-            f"the messages and tools are {characters} characters, and the model's context has {context_tokens} tokens: "
-            "send less",
-            field="messages",
-        )
+    longest = context_tokens * LONGEST_TOKEN
+    for what, characters, most, field in (
+        ("the messages are", sum(map(_characters, asked.messages)), longest, "messages"),
+        ("a thought is", _longest_thought(asked.messages), max(longest, MOST_LEFT_OUT), "messages"),
+        ("the tools are", sum(map(_described, asked.tools)), max(longest, MOST_LEFT_OUT), "tools"),
+    ):
+        if characters > most:
+            context = f"the model's context has {context_tokens} tokens"
+            raise RequestRefused("context", f"{what} {characters} characters, and {context}: send less", field=field)
 
 
 def room_behind(context: Context, context_tokens: int) -> int:
@@ -257,9 +262,17 @@ def room_behind(context: Context, context_tokens: int) -> int:
 
 
 def _characters(entry: Entry) -> int:
+    """Those that every template writes."""
     if isinstance(entry, Message):
         return len(entry.content)
-    return len(entry.content) + len(entry.reasoning) + sum(len(request.text) for request in entry.requests)
+    return len(entry.content) + sum(len(request.text) for request in entry.requests)
+
+
+def _longest_thought(messages: Sequence[Entry]) -> int:
+    """Messages of the assistant that stand next to each other are one turn."""
+    turns = (list(run) for _, run in groupby(messages, key=type))
+    thoughts = (sum(len(entry.reasoning) for entry in run if isinstance(entry, AssistantMessage)) for run in turns)
+    return max(thoughts, default=0)
 
 
 def _described(tool: ToolSchema) -> int:

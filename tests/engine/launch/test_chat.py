@@ -15,10 +15,12 @@ import pytest
 
 from engine.launch.chat import ChatOptions, chat_spec
 from engine.launch.preflight import BadSpec
+from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.state import RunState
 from engine.spec.chat import CHAT_OUTPUT, LONGEST_LINE
 from engine.spec.impossible import AS_STORED
 from engine.spec.run import RunSpec
+from tests.engine.datasets.sources import json_lines, prepared
 from tests.engine.trainings import RUN
 
 ROOT = Path(__file__).parents[3]
@@ -257,6 +259,21 @@ def test_a_checkpoint_whose_spec_a_younger_rule_would_refuse_can_be_talked_with_
     taken_once({"resources": {"batch_delay_ms": 5.0, "generator": "sglang"}})
     with pytest.raises(BadSpec, match="resources.batch_delay_ms = 5.0"):
         chat_spec(options)
+
+
+def test_the_rows_of_an_environment_are_found_beside_the_file_that_names_them(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "split": "heldout" if n < 2 else "train"} for n in range(6)]
+    mapping = {"prompt": "prompt", "answer": "answer", "split": "split"}
+    wanted = {"mapping": mapping, "splitting": {"kind": "column"}, "duplicates": {"similarity": None}}
+    stored, _ = prepared(tmp_path, {"q.jsonl": json_lines(rows)}, wanted)
+    file = stored.parent / "run.toml"
+    file.write_text('name = "x"\nenvironment = {id = "qa", max_turn_tokens = 24}\ndataset.folder = "sealed"\n')
+    checkpoint = tmp_path / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(RunState(spec=RunSpec(name="x")).model_dump_json())
+    spec = chat_spec(ChatOptions(model=None, run=str(tmp_path), step=None, environment=str(file)))
+    assert spec.dataset.folder == str(stored)
+    assert lacking_in_environment(spec) == []
 
 
 def test_tools_on_a_machine_that_makes_no_sandboxes_are_refused_with_what_is_missing(run: Path, tmp_path: Path) -> None:

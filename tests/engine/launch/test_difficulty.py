@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from engine.launch.difficulty import with_difficulty
 from engine.launch.job import launch_from_file
 from engine.launch.preflight import BadSpec
 from engine.launch.run_files import FileFolder, with_pinned_files
 from engine.spec.launch import Launch
 from engine.spec.run import RunSpec
+from engine.spec.selection import Difficulty
 from tests.engine.dying import dying
 from tests.engine.trainings import PARTS, ROOT, Training
 
@@ -109,6 +111,37 @@ def test_what_cannot_be_written_or_measured_is_refused_before_anything_is_made(
         assert words in refused.stderr
         assert "Traceback" not in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"recipe": {"preset": "evaluate"}},
+        {"recipe": {"preset": "evaluate"}, "evaluation": {"players": ["oracle"]}},
+        {"recipe": {"preset": "evaluate", "purification": {"in_evaluation": True}}},
+        {"recipe": {"preset": "sft"}},
+        {"recipe": {"preset": "sft", "credit": {"kind": "gae"}}},
+        {"recipe": {"preset": "cpt"}},
+        {"recipe": {"preset": "sft"}, "schedule": {"group_size": 1, "minibatch_trajectories": 1}},
+    ],
+)
+def test_a_recipe_without_rl_is_measured_as_a_run_that_can_be_read_and_gone_on_with(tables: dict[str, Any]) -> None:
+    spec = RunSpec.model_validate({"name": "x", **tables})
+    measured = with_difficulty(spec, 4)
+    assert measured.recipe.selection.difficulty == Difficulty(rollouts=4)
+    assert RunSpec.model_validate_json(measured.model_dump_json()) == measured
+    assert measured.recipe.trains, "so that there is a checkpoint of step 0, where the tasks that are kept are written"
+    assert measured.recipe.stages == spec.recipe.stages
+
+
+def test_what_cannot_be_measured_is_refused_by_its_field() -> None:
+    critic = {"path": "critic"}
+    rated = {"preset": "sft", "credit": {"kind": "attribution", "judge": {
+        "kind": "llm", "endpoint": "resources.judge", "model": "m",
+    }}}  # fmt: skip
+    spec = RunSpec.model_validate({"name": "x", "recipe": rated, "resources": {"judge": critic}})
+    with pytest.raises(BadSpec, match=r"resources\.judge = 'set': nobody would ask these servers"):
+        with_difficulty(spec, 4)
 
 
 def test_another_measurement_does_not_go_on_in_the_folder_of_one(plain_toml: Path, table: Path, tmp_path: Path) -> None:

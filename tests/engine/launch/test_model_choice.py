@@ -41,6 +41,16 @@ def test_a_checkpoint_of_a_run_whose_parts_take_sandboxes_each_has_one_for_each(
     assert spec_of_checkpoint(tmp_path, trained).resources.sandboxes == 3
 
 
+def test_a_run_is_named_by_its_folder_from_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALESTRA_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert spec_of_checkpoint(Path("my-run"), run_of()).model.run == str(tmp_path / "my-run")
+    with pytest.raises(BadSpec, match="model.run = 'home': there is no such run"):
+        chosen_model(ModelChoice(run="home"))
+
+
 def test_a_checkpoint_of_a_run_without_sandboxes_is_one_of_a_run_that_could_have_one(tmp_path: Path) -> None:
     assert spec_of_checkpoint(tmp_path, run_of(environment={"id": "household"})).resources.sandboxes == 1
 

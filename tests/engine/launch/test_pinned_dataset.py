@@ -49,6 +49,27 @@ def test_a_pinned_version_becomes_its_folder_and_no_more_tasks_than_it_has_rows(
     assert (spec.dataset.train_tasks, spec.dataset.heldout_tasks) == (25, 5)
 
 
+@pytest.mark.parametrize("wanted", [{}, {"tasks": 4, "interim_tasks": 3}])
+def test_no_evaluation_asks_for_more_tasks_than_there_are_rows(
+    pinned: CatalogFolder, tmp_path: Path, wanted: dict[str, int]
+) -> None:
+    spec = spec_with(catalog="sums@1")
+    spec = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update=wanted)})
+    found = with_pinned_dataset(spec, named_in=tmp_path / "l", anywhere=False, catalog=pinned).evaluation
+    assert (found.tasks, found.interim_tasks) == (wanted.get("tasks", 5), wanted.get("interim_tasks", 5))
+
+
+def test_the_rows_of_one_part_bound_no_other_part(stored: Path) -> None:
+    parts = [{"name": "sums", "environment": {"id": "python-math"}}, {"name": "rows", "environment": {"id": "qa"}}]
+    mixture = {"id": "mixture", "parts": parts}
+    dataset = {"folder": "sealed", "train_tasks": 100, "heldout_tasks": 60}
+    evaluation = {"tasks": 50, "interim_tasks": 40}
+    spec = RunSpec.model_validate({"name": "x", "environment": mixture, "dataset": dataset, "evaluation": evaluation})
+    found = with_pinned_dataset(spec, named_in=stored.parent / "run.toml", anywhere=True)
+    assert found.dataset == spec.dataset.model_copy(update={"folder": str(stored)})
+    assert found.evaluation == spec.evaluation
+
+
 def test_a_folder_is_found_beside_the_runs_file(stored: Path) -> None:
     spec = with_pinned_dataset(spec_with(folder="sealed"), named_in=stored.parent / "run.toml", anywhere=True)
     assert spec.dataset.folder == str(stored)

@@ -69,3 +69,17 @@ def test_a_cgroup_with_a_limit_leaves_what_it_has_not_used_and_idle_page_cache(
     free, total = free_memory(cgroups), psutil.virtual_memory().total
     assert free == left if left is not None else 0 < free <= total
     assert total_memory(cgroups) == (total if limit == "max" else int(limit))
+
+
+@pytest.mark.parametrize("stat", [None, "", "active_file 700\n"])
+def test_a_cgroup_that_counts_no_idle_page_cache_has_none(tmp_path, stat):
+    (tmp_path / CGROUP_V1.limit).write_text("3000\n")
+    (tmp_path / CGROUP_V1.use).write_text("2900\n")
+    if stat is not None:
+        (tmp_path / "memory.stat").write_text(stat)
+    assert free_memory([replace(CGROUP_V1, folder=tmp_path)]) == 100
+
+
+def test_a_cgroup_whose_use_is_unknown_leaves_what_the_machine_has(tmp_path):
+    (tmp_path / CGROUP_V2.limit).write_text("3000\n")
+    assert free_memory([replace(CGROUP_V2, folder=tmp_path)]) > 3000

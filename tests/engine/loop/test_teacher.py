@@ -152,6 +152,7 @@ def test_who_cannot_be_an_expert_is_left_out_and_counted(tmp_path: Path) -> None
         good,
         reasoned(others[0], success=False),
         reasoned(others[1], alerts=["a/1"]),
+        reasoned(others[1], left_out="all turns"),
         reasoned(others[2], task=others[2].task.model_copy(update={"split": "heldout", "id": "heldout-3"})),
         reasoned(others[3], task=others[3].task.model_copy(update={"id": "train-99"})),
         reasoned(others[4], segments=[others[4].segments[0].model_copy(update={"turns": [others[4].turns[-1]]})]),
@@ -165,6 +166,7 @@ def test_who_cannot_be_an_expert_is_left_out_and_counted(tmp_path: Path) -> None
     assert teacher.left_out == {
         "failed": 1,
         "raised an alert": 1,
+        "not stored whole": 1,
         "on a held-out task": 1,
         "on a task that is not trained on": 1,
         "no turn to start behind": 2,

@@ -49,6 +49,7 @@ def test_what_training_made_of_tokens_goes_first(rollout: Rollout) -> None:
     whole = lengthened(rollout(), **sampled(500))
     stored = abridged(whole, size(whole) - 1)
     assert stored.left_out == "advantages and old log-probs"
+    assert stored.can_be_learned
     assert stored.turns[0].advantages is stored.turns[0].old_logprobs is None
     nothing_else = {"advantages": None, "old_logprobs": None}
     assert stored.model_copy(update={"left_out": None}) == lengthened(whole, **nothing_else)
@@ -61,6 +62,7 @@ def test_then_the_middle_goes_and_ends_of_texts_and_tokens_stay_beside_each_othe
     assert size(stored) <= 40_000
     assert stored.left_out is not None
     assert f"more than {KEPT[-1]} tokens or characters" in stored.left_out
+    assert not stored.can_be_learned
     turn, half = stored.turns[0], KEPT[-1] // 2
     assert turn.token_ids == [*range(100_000, 100_000 + half), *range(100_000 + many - half, 100_000 + many)]
     assert len(turn.pieces) == len(turn.logprobs) == len(turn.policy_versions) == 2 * half

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.durable_log import Segment
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.spool import Spool, SpoolError
 
@@ -80,6 +82,30 @@ def test_an_empty_spool_on_another_disk_goes_on_where_the_service_is(tmp_path: P
     assert (again.last_seq, again.oldest_seq) == (43, 42)
     with pytest.raises(SpoolError, match="already holds event 43"):
         again.continue_at(7)
+
+
+@pytest.mark.parametrize(("owner", "step"), [(Path, "unlink"), (Segment, "begun")])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_spool_that_is_killed_while_it_moves_to_a_number_can_be_moved_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, done: bool
+) -> None:
+    """Before or behind each step that changes the folder."""
+    spool, whole = Spool(tmp_path), getattr(owner, step)
+
+    def killed(*given: Any, **more: Any) -> None:
+        if done:
+            whole(*given, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, step, killed)
+    with pytest.raises(KeyboardInterrupt):
+        spool.continue_at(42)
+    monkeypatch.undo()
+    spool.close()
+    again = Spool(tmp_path)
+    again.continue_at(42)
+    again.append(lines(42, 2), first_seq=42)
+    assert numbers(again, 42) == [42, 43]
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:

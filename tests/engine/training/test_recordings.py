@@ -10,7 +10,7 @@ from engine.cluster.members import learner_for
 from engine.launch.preflight import BadSpec
 from engine.launch.train import train
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.spec.trajectory import MADE_BY_TRAINING, Trajectory
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from tests.engine.training.cast import rollouts, run_spec, same_bits
 
@@ -63,6 +63,7 @@ def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_pat
         (changed("reward", "much"), r"line 3: reward = 'much'"),
         ({k: v for k, v in GOOD[0].items() if k != "segments"}, r"line 3: segments = '\(missing\)'"),
         (changed("segments", []), r"line 3: segments: there is no turn"),
+        (changed("left_out", "all turns"), r"line 3: left_out: .* too long for an event, .* lacks all turns"),
         (
             changed("segments.0.turns.0.token_ids", [9999]),
             r"line 3: segments.0.turns.0.token_ids: a token is not in 0 .. 107",
@@ -85,6 +86,12 @@ def test_a_bad_line_ends_the_run_before_it_starts_with_file_line_and_field(
     written(tmp_path, [GOOD[0], "", document])
     with pytest.raises(BadRecording, match=reported):
         learner_for(spec_for("some/recorded.jsonl"), tmp_path)
+
+
+def test_what_lacks_only_what_training_made_of_it_is_learned(tmp_path: Path) -> None:
+    written(tmp_path, [changed("left_out", MADE_BY_TRAINING)])
+    [stored] = recorded(spec_for("some/recorded.jsonl"), tmp_path)
+    assert stored.left_out == MADE_BY_TRAINING
 
 
 def test_a_file_that_is_empty_or_missing_or_masked_as_a_whole_is_refused(tmp_path: Path) -> None:

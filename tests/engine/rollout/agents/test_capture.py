@@ -398,24 +398,41 @@ async def test_messages_that_leave_no_room_are_refused_as_too_long():
 
 
 LONG = "x" * 2000
+LONG_WHATEVER_THE_CONTEXT = "x" * 2**20 + "x"
 CALLS = AssistantMessage(requests=(ToolRequest("python", {"code": LONG}, "1"),))
 
 
 @pytest.mark.parametrize("request_of_it", [
     Asked((Message("user", LONG),)),
     Asked((START, AssistantMessage(LONG), START)),
-    Asked((START, AssistantMessage("it", reasoning=LONG), START)),
+    Asked((START, AssistantMessage("it", reasoning=LONG_WHATEVER_THE_CONTEXT), START)),
+    Asked((START, *[AssistantMessage("it", reasoning=LONG_WHATEVER_THE_CONTEXT[::2])] * 2, START)),
     Asked((START, CALLS, Message("tool", "2", "python", "1"))),
-    Asked((START,), (ToolSchema("python", LONG),)),
-    Asked((START,), (ToolSchema("python", parameters={"type": "object", "description": LONG}),)),
+    Asked((START,), (ToolSchema("python", LONG_WHATEVER_THE_CONTEXT),)),
+    Asked((START,), (ToolSchema("python", parameters={"description": LONG_WHATEVER_THE_CONTEXT}),)),
 ])  # fmt: skip
 async def test_what_is_far_too_long_is_refused_before_it_is_made_into_ids(request_of_it):
     policy = steady()
     model = proxy(policy, context_tokens=30)
     policy.renderer = model.renderer = None
-    with pytest.raises(RequestRefused, match="the messages and tools are 20.. characters") as refusal:
+    with pytest.raises(RequestRefused, match=r"(messages|tools|thought) (is|are) \d+ characters") as refusal:
         await model.complete(request_of_it)
     assert refusal.value.kind == "context"
+
+
+THINKING = [AssistantMessage("it", reasoning="so " * 3000), Message("user", "on")]
+
+
+@pytest.mark.parametrize(("renderer", "request_of_it"), [
+    (lambda: WITH_REASONING, Asked((START,), (ToolSchema("python", LONG * 20),))),
+    (qwen3, Asked((START, *THINKING * 5), tuple(TOOLS))),
+])  # fmt: skip
+async def test_what_the_template_leaves_out_takes_no_room(renderer, request_of_it):
+    """Tools that it is never told; thoughts that end when a user speaks again."""
+    policy = steady()
+    policy.renderer = renderer()
+    [call] = await proxy(policy, context_tokens=600).complete(request_of_it)
+    assert len(call.context.token_ids) < 600
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
