@@ -1,8 +1,9 @@
 # One image for web, worker, beat, chats and the Ray head; docker-compose.yml says which it is.
 FROM python:3.11-slim-bookworm AS base
 
+# The image's own Python is below /usr/local; sandboxes run Debian's.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap util-linux \
+    && apt-get install -y --no-install-recommends bubblewrap util-linux python3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 palestra
 

@@ -14,11 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine
-from benchmarks.headline import Headline, headline_table
+from benchmarks.headline import Headline, headline_table, report_file
 from devtools.benching import benchmarks
 
 ARGUMENTS = {"learning": ["--plan", "cleaner"]}
 """What a benchmark must be told."""
+PRINTED = Path("-")
 
 
 def main() -> int:
@@ -33,13 +34,13 @@ def main() -> int:
         else:
             documents[name] = document
     report = joined(documents, failed)
-    if options.json == "-":
+    if options.json == PRINTED:
         print(json.dumps(report, indent=2))
-    elif options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2))
-    if options.json != "-":
+    else:
         rows = [Headline(**{key: row[key] for key in Headline.__dataclass_fields__}) for row in report["headline"]]
         Console(width=max(110, Console().width), highlight=False).print(headline_table(rows))
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2))
     for name, code in failed.items():
         print(f"{name} failed with exit code {code}", file=sys.stderr)
     return 1 if failed else 0
@@ -65,7 +66,14 @@ def joined(documents: dict[str, dict[str, Any]], failed: dict[str, int]) -> dict
 def _options() -> argparse.Namespace:
     known = [name for name in benchmarks() if name != "all"]
     parser = argparse.ArgumentParser(prog="./dev bench all", description="Every benchmark, one after the other.")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all numbers there, or print them")
+    parser.add_argument(
+        "--json",
+        type=report_file,
+        nargs="?",
+        const=PRINTED,
+        metavar="FILE",
+        help="where all numbers go; without: printed",
+    )
     parser.add_argument("--only", nargs="+", choices=known, default=known, metavar="NAME", help="these and no others")
     return parser.parse_args()
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks import machine
 from benchmarks.async_simulation import Simulated, simulate
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, at_least, at_most, figure, headline_table, write_report
+from benchmarks.headline import Headline, at_least, at_most, figure, headline_table, report_file, write_report
 from engine.spec.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,9 +145,9 @@ def main() -> None:
                 print(f"seed {seed}, {arm.name}: {run.wall_s:.1f} s, success {run.reward:.3f}", file=sys.stderr)
     simulated = simulated_by_ratio(results, turn_s=options.turn_seconds, update_s=options.update_seconds)
     rows = headlines(results, simulated)
+    Console(width=max(110, Console().width)).print(headline_table(rows))
     if options.json:
         write_report(options.json, rows, document(results, simulated, options))
-    Console(width=max(110, Console().width)).print(headline_table(rows))
 
 
 def measured(arm: Arm, folder: Path, *, seed: int, steps: int) -> Measured:
@@ -279,7 +279,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./dev bench async", description="Overlapping runs next to a synchronous one."
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--quick", action="store_true", help="one seed, ratios 0 and 2: about a minute and a half")
     parser.add_argument("--seeds", type=int, help="paired seeds (default 5)")
     parser.add_argument("--steps", type=int, default=12, help="steps of a run, 16 rollouts each (default 12)")

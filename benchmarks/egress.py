@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks import egress_live, machine
 from benchmarks.egress_corpus import POLICY, Scenario, scenarios
+from benchmarks.headline import report_file
 from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.decision import EgressDecision, decide
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -95,7 +96,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench egress", description="What the detectors find.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each rate is measured (default 2)")
     parser.add_argument(
         "--without-service", action="store_true", help="do not measure from the packet to the stored alert"

@@ -181,7 +181,7 @@ async def _episode(case: Case, folder: Path) -> bool:
 
 def monitor_hooks(monitor: SandboxMonitor) -> dict[str, Any]:
     """Return what a pool is given to notify the monitor."""
-    hooks: dict[str, Any] = {"on_record": monitor.on_record}
+    hooks: dict[str, Any] = {"on_record": monitor.on_record, "on_statement": monitor.on_statement}
     if hasattr(monitor, "on_action"):
         hooks["on_action"] = monitor.on_action
     return hooks

@@ -1,6 +1,8 @@
 """What a benchmark says first: each figure that matters with its spread, its target, and whether it was met."""
 
+import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -49,6 +51,14 @@ def _value(measured: Measured) -> tuple[float | None, tuple[float, float] | None
     if isinstance(measured, Distribution):
         return measured.median, (measured.min, measured.max)
     return measured, None
+
+
+def report_file(text: str) -> Path:
+    """The type of an option ``--json``: a file that cannot be written is refused before hours are measured."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written; name a file in a folder of yours")
+    return path
 
 
 def write_report(path: Path, headlines: Sequence[Headline], document: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.headline import write_report
+from benchmarks.headline import report_file, write_report
 from benchmarks.learning_plan import PLANS, BadPlan, Plan, plan_from_file, plan_of_recipes
 from benchmarks.learning_plots import write_plots
 from benchmarks.learning_runs import RunFailed, run_plan
@@ -92,7 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="seeds 0 to N - 1 (default: the plan's, or 5)")
     parser.add_argument("--processes", type=int, default=1, help="runs at once (default 1)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where runs and results go")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there too")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write the summary there too")
     options = parser.parse_args()
     if bool(options.plan) == bool(options.env and options.recipes):
         parser.error("give --plan NAME, or --env E with --recipes A,B")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, at_most, write_report
+from benchmarks.headline import Headline, at_most, report_file, write_report
 from benchmarks.measurement import Run
 from benchmarks.policies import start_policy
 from benchmarks.throughput import run_of
@@ -63,9 +63,9 @@ def main() -> None:
     home = Path(os.environ.get("PALESTRA_HOME", ROOT / ".palestra")).resolve()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.threads :])
     report = {name: _measured(PARTS[name], options, home) for name in options.parts}
+    Console(width=max(110, Console().width), highlight=False).print(_table(report))
     if options.json:
         write_report(options.json, headlines(report), {"machine": machine.description(), "parts": report})
-    Console(width=max(110, Console().width), highlight=False).print(_table(report))
 
 
 def headlines(report: dict[str, Any]) -> list[Headline]:
@@ -82,7 +82,7 @@ def headlines(report: dict[str, Any]) -> list[Headline]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench overhead", description="What parts of a recipe add to a step.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs per part (default 5)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps per run, an even number (default 6)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores (default 2)")

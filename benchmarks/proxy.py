@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks import machine, peer_venvs, proxy_agents, proxy_peer
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
+from benchmarks.headline import Headline, at_most, figure, headline_table, report_file, write_report
 from benchmarks.peers.drawn_server import ANSWER, ANSWERS
 from benchmarks.proxy_agents import KEY, Address, Calls
 from benchmarks.proxy_figures import Added, in_agents
@@ -126,10 +126,10 @@ def main() -> None:
         ours, theirs = measured(renderer, agents, peer, rounds, calls)
         stream_kib = asyncio.run(memory_per_stream(renderer, agents))
     rows = [*headlines(ours, stream_kib), *([] if theirs is None else beside(ours, theirs))]
+    Console(width=max(110, Console().width)).print(headline_table(rows))
     if options.json:
         document = {"machine": began, "agents": AGENTS, "calls": calls, "ours": ours, "rllm_model_gateway": theirs}
         write_report(options.json, rows, document)
-    Console(width=max(110, Console().width)).print(headline_table(rows))
 
 
 def measured(
@@ -297,7 +297,7 @@ def _resident_kib() -> float:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench proxy", description="What the model proxy adds to a call.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--quick", action="store_true", help="one round of few calls")
     parser.add_argument("--no-peer", action="store_true", help="without rllm's model gateway, which pip installs first")
     return parser.parse_args()

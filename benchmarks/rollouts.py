@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import environment_process, machine, verifiers_tasks
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, figure, headline_table, write_report
+from benchmarks.headline import Headline, figure, headline_table, report_file, write_report
 from devtools.measure import MIB, descendants, proportional_bytes
 from engine.environments.terminal.checking import Due, Trial, made
 from engine.environments.terminal.own.making import write_tasks
@@ -64,11 +64,11 @@ def main() -> int:
     process = environment_process.measured()
     beside = verifiers_tasks.measured(options.verifiers) if options.verifiers.exists() else None
     rows = headlines(rounds, process, at_once=options.at_once) + beside_verifiers(beside)
+    console.print(headline_table(rows))
     if options.json:
         details = {"machine": machine.description(), "rounds": rounds, "environment process": asdict(process)}
         details["verifiers"] = None if beside is None else asdict(beside)
         write_report(options.json, rows, details)
-    console.print(headline_table(rows))
     return 1 if any(measured.unsolved for of_backend in rounds.values() for measured in of_backend) else 0
 
 
@@ -161,7 +161,7 @@ def beside_verifiers(cost: verifiers_tasks.VerifiersCost | None) -> list[Headlin
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench rollouts", description="Episodes in sandboxes, many at once.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--rounds", type=int, default=3, help="of each backend (default 3)")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help=f"episodes (default {AT_ONCE})")
     parser.add_argument("--episodes", type=int, default=EPISODES, help=f"of a round (default {EPISODES})")

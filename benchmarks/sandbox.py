@@ -10,14 +10,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks import machine, sandbox_room
 from benchmarks.distribution import Distribution
-from benchmarks.headline import headline_table, write_report
+from benchmarks.headline import headline_table, report_file, write_report
 from benchmarks.sandbox_alive import alive
 from benchmarks.sandbox_docker import Docker, DockerMissing, docker
 from benchmarks.sandbox_report import (
@@ -75,7 +74,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench sandbox", description="What a sandbox costs.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--rounds", type=int, default=50, help="measurements of each kind (default 50)")
     parser.add_argument(
         "--alive",

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Awaitable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.distribution import Distribution
+from benchmarks.headline import report_file
 from sandboxes.interface import Sandbox
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
@@ -119,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cells", type=int, default=300, help="of the neighbour, in each half of a round")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=report_file)
     return parser.parse_args()
 
 

@@ -10,14 +10,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
+from benchmarks.headline import Headline, at_most, figure, headline_table, report_file, write_report
 from benchmarks.multiplexing_runs import record
 from benchmarks.scale_constants import (
     AGENTIC,
@@ -58,12 +57,12 @@ def main() -> int:
     cases = list(simulated(known, options.gpus, steps=options.steps, seed=options.seed))
     cases += traced(trace, seed=options.seed)
     headlines = [*headlines_of(cases), *beside_the_run(trace, cases)]
-    if options.json:
-        document = as_json(known, cases) | {"trace": {"setting": asdict(trace.setting), "run": asdict(trace.outcome)}}
-        write_report(Path(options.json), headlines, document)
     console = Console(width=max(150, Console().width), highlight=False)
     for table in (_outcome_table(cases), headline_table(headlines)):
         console.print(table)
+    if options.json:
+        document = as_json(known, cases) | {"trace": {"setting": asdict(trace.setting), "run": asdict(trace.outcome)}}
+        write_report(options.json, headlines, document)
     return 0
 
 
@@ -173,7 +172,7 @@ def _outcome_table(cases: Sequence[Case]) -> Table:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench scale", description="A cluster, simulated.")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--measure", action="store_true", help="take and record Ray's and the log's constants anew")
     parser.add_argument("--record", action="store_true", help="run and record the trace anew: some minutes")
     parser.add_argument("--gpus", nargs="+", type=_gpus, default=[8, 64], metavar="N", help="sizes of the cluster")

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks import machine
 from benchmarks.distribution import Distribution
-from benchmarks.headline import Headline, at_most, figure, headline_table, write_report
+from benchmarks.headline import Headline, at_most, figure, headline_table, report_file, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = 1.0
@@ -118,12 +118,12 @@ def main() -> None:
             pairs.append((runs[ROOT], runs[other]))
             print(f"pair {number + 1}: {runs[ROOT]} / {runs[other]}", file=sys.stderr)
     rows = headlines(pairs)
+    Console(width=max(110, Console().width)).print(headline_table(rows))
     if options.json:
         report = [{"ours": asdict(ours), "theirs": asdict(theirs)} for ours, theirs in pairs]
         write_report(
             options.json, rows, {"machine": machine.description(), "against": options.against, "pairs": report}
         )
-    Console(width=max(110, Console().width)).print(headline_table(rows))
 
 
 def run_for(checkout: Path, *, steps: int) -> str:
@@ -214,7 +214,7 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench step", description="A step here against one of another commit.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--against", default="HEAD~1", metavar="COMMIT", help="the other commit (default HEAD~1)")
     parser.add_argument("--pairs", type=int, default=5, help="runs of each (default 5)")
     parser.add_argument("--steps", type=int, default=4, help="steps of a run, 256 rollouts each (default 4)")

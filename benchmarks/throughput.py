@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine, peer_venvs
-from benchmarks.headline import write_report
+from benchmarks.headline import report_file, write_report
 from benchmarks.machine import CoreTime, wait_until_quiet
 from benchmarks.measurement import Comparison, Run
 from benchmarks.policies import start_policy
@@ -44,10 +44,10 @@ def main() -> None:
     peer = peer_venvs.python_of(peer_venvs.TRL, home)
     comparisons = [_compared(setting, options, home, peer) for setting in options.settings]
     described |= {"pinned_to_cores": len(pinned_to)}
+    _print(comparisons, described)
     if options.json:
         document = as_json(comparisons, machine=described)
         write_report(options.json, headlines(comparisons), document)
-    _print(comparisons, described)
 
 
 def _print(comparisons: list[Comparison], described: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _print(comparisons: list[Comparison], described: dict[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench throughput", description="Palestra next to TRL's GRPOTrainer.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs per setting (default 5)")
     parser.add_argument("--steps", type=int, default=5, help="timed steps per run (default 5)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from devtools import benching, testing, up, verbs
 from devtools.errors import Unfit
@@ -15,6 +15,11 @@ SUMMARY = "Palestra on this machine.  ./dev up starts it; ./dev help lists the r
 
 
 class Parser(argparse.ArgumentParser):
+    """Its options are written out: verbs look for their words, and pass them on."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         raise Unfit(f"{message}\n{self.format_usage().strip()}")
 

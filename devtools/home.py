@@ -52,7 +52,7 @@ class Home:
 
     @property
     def temporary(self) -> Path:
-        """``TMPDIR`` of every process, so that what a killed one leaves is found and dropped."""
+        """``TMPDIR`` of every service, so that what a killed one leaves is found and dropped."""
         return self.sockets / "tmp"
 
     @property
@@ -178,7 +178,6 @@ def environment_for(home: Home, *, port: int, ray_jobs_port: int) -> dict[str, s
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", os.defpath)]),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        "TMPDIR": str(home.temporary),
         "PALESTRA_HOME": str(home.folder),
         "PALESTRA_RUNS": str(home.runs),
         "PALESTRA_SECRET_KEY": given.get("PALESTRA_SECRET_KEY") or home.secret("secret_key"),

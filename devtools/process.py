@@ -6,6 +6,7 @@ When the supervisor itself is killed, the kernel sends each service its stop sig
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -172,10 +173,12 @@ def reap(pid: int) -> bool:
         return True
 
 
-def kill_session(session: int) -> None:
-    """Kill whoever is left of the session that ``session`` led."""
+def kill_session(session: int, *, started_by: float = math.inf) -> None:
+    """Kill whoever is left of the session that ``session`` led, and started at ``started_by`` (``ticks``) or before."""
     for pid in pids_of_session(session):
-        send_signal(pid, signal.SIGKILL)
+        started = start_time_of(pid)
+        if started is not None and started <= started_by:
+            send_signal(pid, signal.SIGKILL)
 
 
 def pids_of_session(session: int) -> list[int]:
@@ -194,12 +197,22 @@ def session_of(pid: int) -> int | None:
 
 
 def start_time_of(pid: int) -> int | None:
-    """In clock ticks since boot.  Together with the pid it names one process for good."""
+    """In ``ticks``.  Together with the pid it names one process until the next boot."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat.rpartition(")")[2].split()[19])
+
+
+def ticks(*, from_now_s: float) -> float:
+    """Clock ticks from boot until so long from now."""
+    return (time.clock_gettime(time.CLOCK_BOOTTIME) + from_now_s) * os.sysconf("SC_CLK_TCK")
+
+
+def boot_id() -> str:
+    """Another one after each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def send_signal(pid: int, which: signal.Signals) -> None:

@@ -1,5 +1,6 @@
 """One line that is rewritten on a terminal, and lines only when something changed elsewhere."""
 
+import errno
 import shutil
 import sys
 import time
@@ -20,22 +21,30 @@ class Screen:
     def show(self, text: str) -> None:
         """A line that stays."""
         self._clear()
-        print(text, file=self._stream, flush=True)
+        self._print(text)
 
     def status(self, text: str, *, change: str) -> None:
         """The current state.  Without a terminal it is shown only when ``change`` differs from the last time."""
         if self._is_terminal:
             self._clear()
             self._shown = text[: terminal_width() - 1]
-            print(self._shown, end="", file=self._stream, flush=True)
+            self._print(self._shown, end="")
         elif change != self._last_change and time.monotonic() >= self._next_at:
             self._last_change, self._next_at = change, time.monotonic() + QUIET_S
-            print(text, file=self._stream, flush=True)
+            self._print(text)
 
     def _clear(self) -> None:
         if self._shown:
-            print("\r\x1b[K", end="", file=self._stream)
+            self._print("\r\x1b[K", end="")
             self._shown = ""
+
+    def _print(self, text: str, *, end: str = "\n") -> None:
+        """A log on a full disk gets it, buffered, when there is room again."""
+        try:
+            print(text, end=end, file=self._stream, flush=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
 
 def terminal_width() -> int:

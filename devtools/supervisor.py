@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,7 +46,7 @@ class Supervisor:
         self.home = home
         self.memory = MemoryWatch()
         self.phase = "starting"
-        self.url = ""
+        self.url = self.ray_jobs_url = ""
         self.environment: dict[str, str] = {}
         self.extra_state: dict[str, Any] = {}
         """What the caller wants ``./dev status`` to see, e.g. the runs."""
@@ -72,8 +73,8 @@ class Supervisor:
         ports = ray_head.choose_ports()
         self.home.secret("ray/auth_token")
         self.environment = environment_for(self.home, port=port, ray_jobs_port=ports["dashboard-port"])
-        self.environment |= ray_head.environment(ports)
-        self.url = self.environment["PALESTRA_BASE_URL"]
+        self.environment |= {"TMPDIR": str(self.home.temporary)} | ray_head.environment(ports)
+        self.url, self.ray_jobs_url = self.environment["PALESTRA_BASE_URL"], self.environment["PALESTRA_RAY_JOBS"]
         self._start(embedded_servers(self.home, ports))
         self._wait_for("postgres", "valkey")
         self.manage("migrate", "--noinput", "--verbosity", "0")
@@ -167,13 +168,21 @@ class Supervisor:
         self._write_state()
 
     def _clear_leftovers(self) -> None:
-        """End services of a supervisor that was killed.  The lock is ours, so nobody needs them."""
+        """End services of a supervisor that was killed, and what they started.  The lock is ours, so nobody needs them.
+
+        A pid may be somebody else's by now.  While anybody is left of a session nobody gets the pid of its leader.
+        """
         for name, known in self.home.state().get("leftovers", {}).items():
-            if process.start_time_of(known["pid"]) == known["start_time"]:
-                self._show(f"ending {name} (pid {known['pid']}), which an earlier ./dev left behind")
-                process.send_signal(known["pid"], signal.Signals(known["stop_signal"]))
-                _wait_until_gone(known["pid"], known["start_time"])
-            process.kill_session(known["pid"])
+            if known.get("boot_id") != process.boot_id():
+                continue
+            pid, born = known["pid"], process.start_time_of(known["pid"])
+            if born is None:  # it may have been reused and free again: what started later is a stranger's
+                process.kill_session(pid, started_by=known["last_starts"])
+            elif born == known["start_time"]:
+                self._show(f"ending {name} (pid {pid}), which an earlier ./dev left behind")
+                process.send_signal(pid, signal.Signals(known["stop_signal"]))
+                _wait_until_gone(pid, born)
+                process.kill_session(pid)
         shutil.rmtree(self.home.temporary)
         self.home.prepare()
 
@@ -242,19 +251,34 @@ class Supervisor:
         if now >= self._next_rotation_at:
             self._next_rotation_at = now + 10
             for log in self.home.logs.glob("*.log"):
-                process.rotate(log)
+                with self._going_on_without(log.with_suffix(".log.1")):
+                    process.rotate(log)
 
     def _write_state(self) -> None:
         leftovers = self.home.state().get("leftovers", {}) if not self._services else self._leftovers()
-        write_json(self.home.state_file, {
-            "pid": os.getpid(),
-            "phase": self.phase,
-            "url": self.url,
-            "peak_rss_mib": round(self.memory.peak_mib),
-            "services": [self._row(service) for service in self._services],
-            "leftovers": leftovers,
-            **self.extra_state,
-        })  # fmt: skip
+        with self._going_on_without(self.home.state_file):
+            write_json(self.home.state_file, {
+                "pid": os.getpid(),
+                "phase": self.phase,
+                "url": self.url,
+                "ray_jobs_url": self.ray_jobs_url,
+                "peak_rss_mib": round(self.memory.peak_mib),
+                "services": [self._row(service) for service in self._services],
+                "leftovers": leftovers,
+                **self.extra_state,
+            })  # fmt: skip
+
+    @contextmanager
+    def _going_on_without(self, file: Path) -> Iterator[None]:
+        """A full disk ends no service: it is shown once that the file is not written."""
+        try:
+            yield
+        except OSError as error:
+            if file.name not in self._complained:
+                self._complained.add(file.name)
+                self._show(f"cannot write {file}: {error.strerror}; the services go on without it")
+        else:
+            self._complained.discard(file.name)
 
     def _row(self, one: ServiceProcess) -> dict[str, Any]:
         state = "up" if one.ready else "starting" if one.pid else "waiting to restart"
@@ -273,6 +297,8 @@ class Supervisor:
             service.service.name: {
                 "pid": service.pid,
                 "start_time": process.start_time_of(service.pid),
+                "boot_id": process.boot_id(),
+                "last_starts": process.ticks(from_now_s=ORPHAN_GRACE_S),
                 "stop_signal": int(service.service.stop_signal),
             }
             for service in self._services

@@ -36,12 +36,19 @@ class RayPlacement:
                 pass
 
     def options(self, actor: str, *, ranks_node: str) -> dict[str, Any]:
-        """The options of ``actor``, by the names of ``Plan.seat``.  A rank without a reservation goes to
-        ``ranks_node``."""
+        """The options of ``actor``, by the names of ``Plan.seat``.
+
+        Without a reservation a rank goes to ``ranks_node``, and a rollout worker to the driver's node: not every node
+        can make sandboxes.
+        """
         seat = self._plan.seat(actor)
         options: dict[str, Any] = {"num_cpus": seat.cpus, "num_gpus": seat.gpus}
         if seat.group is None:
-            return options | ({"scheduling_strategy": _on(ranks_node)} if actor.startswith("rank") else {})
+            if actor.startswith("rank"):
+                return options | {"scheduling_strategy": _on(ranks_node)}
+            if actor.startswith("rollout"):
+                return options | {"scheduling_strategy": _on(ray.get_runtime_context().get_node_id())}
+            return options
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._groups[seat.group], placement_group_bundle_index=seat.bundle
         )

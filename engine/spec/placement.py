@@ -21,7 +21,7 @@ class Placement(Strict):
     processes share what the node has."""
     rollout_cpus: float = Field(default=0.0, ge=0, le=1024)
     """CPUs that are reserved for each rollout worker and its sandboxes.  Workers that reserve something are spread over
-    the nodes that have it; with 0, and no memory either, they are where Ray puts them: on the driver's node first."""
+    the nodes that have it; with 0, and no memory either, all of them are on the driver's node."""
     rollout_memory_gib: float = Field(default=0.0, ge=0, le=16384)
     """Memory that is reserved for each rollout worker and its sandboxes, in GiB.  It is no limit.  0: none."""
 

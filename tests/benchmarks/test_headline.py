@@ -1,11 +1,14 @@
 """What a report begins with, and what all reports together say."""
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import all as every
+from benchmarks import overhead
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, at_least, at_most, figure, headline_table, write_report
 from benchmarks.learning_statistics import headlines as of_learning
@@ -74,3 +77,36 @@ def test_an_arm_that_ends_below_the_baseline_is_missed() -> None:
     rows = of_learning(summarised)
     assert [row.met for row in rows] == [None, None, False]
     assert rows[2].what == "b over a: m at the end"
+
+
+@pytest.mark.parametrize("name", sorted(benchmarks()))
+@pytest.mark.parametrize("file", ["missing/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
+    name: str, file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    needed = {"step": ["--against", "HEAD"], "learning": ["--plan", "cleaner"]}
+    monkeypatch.setattr("sys.argv", [name, *needed.get(name, []), "--json", file])
+    benchmark = import_module({"async": "benchmarks.async_ratio"}.get(name, f"benchmarks.{name}"))
+    with pytest.raises(SystemExit):
+        benchmark._options()
+    assert f"{file} cannot be written" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_shown_also_where_its_report_cannot_be_written_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "reports"
+    folder.mkdir()
+
+    def measured(*_: object) -> dict[str, Any]:
+        folder.rmdir()
+        return {"pairs": [{"seconds": 1.05}]}
+
+    monkeypatch.setattr(overhead, "_measured", measured)
+    monkeypatch.setattr(overhead, "_table", lambda report: f"measured: {list(report)}")
+    monkeypatch.setattr(overhead.os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["overhead", "--parts", "saar", "--json", str(folder / "report.json")])
+    with pytest.raises(FileNotFoundError):
+        overhead.main()
+    assert "measured: ['saar']" in capsys.readouterr().out

@@ -40,8 +40,8 @@ def _write_wheel(folder: Path) -> None:
         wheel.writestr(f"{info}/RECORD", f"torch.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
 
 
-def dev(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
+def dev(clone: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = variables | {
         "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), "/usr/bin", "/bin"]),
         "HOME": str(clone.parent),
         "PIP_NO_INDEX": "1",
@@ -101,6 +101,30 @@ def test_what_cannot_be_installed_ends_with_the_reason_and_starts_anew_next_time
     assert "no-such-distribution" in failed.stderr
     (clone / "requirements.lock").write_text("# nothing\n")
     assert dev(clone, "status").returncode == 0
+
+
+@pytest.mark.parametrize("has_python", [False, True])
+def test_a_folder_of_somebody_elses_is_refused_and_left_as_it_is(clone: Path, has_python: bool) -> None:
+    folder = clone.parent / "thesis"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "thesis.tex").write_text("")
+    if has_python:  # as /usr has; this one installs nothing, whoever asks it
+        (folder / "bin" / "python").symlink_to("/bin/false")
+    refused = dev(clone, "status", PALESTRA_VENV=str(folder))
+    assert refused.returncode == 1
+    assert f"{folder} is neither empty nor a working Python environment" in refused.stderr
+    assert {path.name for path in folder.iterdir()} == {"bin", "thesis.tex"}
+
+
+def test_an_environment_of_somebody_elses_is_not_removed_when_its_installation_was_interrupted(clone: Path) -> None:
+    folder = clone.parent / "theirs"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text("include-system-site-packages = false\n")  # it has no pip
+    for name in ("theirs.py", ".palestra-unfinished"):
+        (folder / name).write_text("")
+    assert "pip could not install the environment" in dev(clone, "status", PALESTRA_VENV=str(folder)).stderr
+    assert (folder / "theirs.py").exists()
 
 
 def test_an_old_python_is_told_what_is_needed(

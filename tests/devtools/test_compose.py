@@ -1,5 +1,6 @@
 """docker-compose.yml is the production shape."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,6 +68,7 @@ def test_the_host_of_conversations_reads_what_it_loads_and_changes_none_of_it() 
     read = {volume.removesuffix(":ro") for volume in chats["volumes"] if volume.endswith(":ro")}
     assert len(read) == len(chats["volumes"])
     assert read < {volume.removesuffix(":ro") for volume in worker["volumes"]}
+    assert {volume.partition(":")[0] for volume in read} == {"runs", "model-folders", "datasets"}
     assert chats["read_only"] is True
     assert chats["command"][-2:] == ["--alive", "/tmp/chats-alive"]
     assert "-name chats-alive " in chats["healthcheck"]["test"][-1]
@@ -101,6 +103,15 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert wanted == allowed
     assert all((ROOT / name).exists() for name in wanted)
+
+
+def test_the_image_has_every_package_that_sandboxes_complain_of_without() -> None:
+    (line,) = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if "apt-get install" in line]
+    installed = set(line.partition("--no-install-recommends")[2].strip(" \\").split())
+    sources = (ROOT / "sandboxes" / "backends" / "namespaces").glob("*.py")
+    wanted = {name for path in sources for name in re.findall(r"apt-get install ([a-z0-9-]+)", path.read_text())}
+    assert {"bubblewrap", "python3"} < wanted
+    assert wanted - installed == {"coreutils"}, "which no Debian is without"
 
 
 @pytest.mark.parametrize(

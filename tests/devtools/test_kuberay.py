@@ -1,5 +1,7 @@
 """deploy/kuberay: Kubernetes would take it, and it starts what docker-compose.yml starts."""
 
+import re
+import tomllib
 from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
@@ -9,6 +11,9 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from devtools.home import ROOT
+from engine.cluster.misfit import misfit
+from engine.cluster.placement import GIB, Bundle, plan_for
+from engine.spec.resources import Resources
 from sandboxes.__main__ import parser_of
 from tests.devtools.kubernetes_schema import DAEMON_SET, DEPLOYMENT, RAY_CLUSTER, SERVICE
 
@@ -86,7 +91,7 @@ def test_the_head_is_started_as_compose_starts_it() -> None:
 
 def test_other_nodes_join_it_as_compose_lets_them() -> None:
     words = {word.removeprefix("--") for word in SERVICES["megatron"]["command"][2:]}
-    assert words == {"address=ray-head:6379", "block", "disable-usage-stats"}
+    assert words == {"address=ray-head:6379", "num-cpus=0", "block", "disable-usage-stats"}
     assert all(group["rayStartParams"]["disable-usage-stats"] == "true" for group in GROUPS.values())
 
 
@@ -131,6 +136,23 @@ def test_rollout_workers_that_reserve_processors_come_only_where_sandboxes_can_b
     with_processors = {name for name, group in GROUPS.items() if group["rayStartParams"].get("num-cpus") != "0"}
     assert with_processors == {"rollouts"}
     assert with_processors < set(WITH_SANDBOXES)
+
+
+def test_the_example_of_the_guide_fits_its_nodes() -> None:
+    (example, *_) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+    asked = plan_for(Resources.model_validate(tomllib.loads(example)["resources"]))
+    assert (
+        misfit(asked, [node for name, group in GROUPS.items() for node in [bundle_of(name)] * group["replicas"]])
+        is None
+    )
+
+
+def bundle_of(name: str) -> Bundle:
+    """What Ray knows of a node of the group."""
+    limits = container(name)["resources"]["limits"]
+    cpus = GROUPS[name]["rayStartParams"].get("num-cpus", limits["cpu"])
+    gibibytes = int(limits["memory"].removesuffix("Gi"))
+    return Bundle(int(limits.get("nvidia.com/gpu", 0)), float(cpus), gibibytes * GIB)
 
 
 def test_all_of_them_run_rays_version_and_see_the_same_folders() -> None:

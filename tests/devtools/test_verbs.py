@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from devtools import checks
+from devtools.__main__ import _parser
 from devtools.errors import Unfit
 from devtools.home import ROOT, Home, HomeLock, socket_folder_of
 
@@ -68,6 +69,14 @@ def test_nonsense_is_refused_before_anything_starts(words: list[str], complaint:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["up", "--det"], ["status", "--js"]])
+def test_an_option_is_written_out(words: list[str]) -> None:
+    """Else ``up --det`` would start itself without end: what it starts leaves out the word ``--detach`` alone."""
+    parser, _ = _parser()
+    with pytest.raises(Unfit, match=f"unrecognized arguments: {words[-1]}"):
+        parser.parse_args(words)
+
+
 def test_a_model_is_served_by_a_verb_which_says_what_it_takes(tmp_path: Path) -> None:
     shown = dev(tmp_path, "serve")
     assert shown.returncode == 0
@@ -99,6 +108,13 @@ def test_an_up_that_is_refused_leaves_the_state_of_the_one_that_runs(tmp_path: P
 def test_exec_passes_options_on_and_knows_the_home(tmp_path: Path) -> None:
     done = dev(tmp_path, "exec", "python", "-c", "import os, engine.spec.run; print(os.environ['PALESTRA_RUNS'])")
     assert done.stdout == f"{tmp_path}/runs\n", done.stderr
+
+
+def test_exec_leaves_temporary_files_where_the_caller_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What services have is cleared when they start and stop."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = dev(tmp_path / "home", "exec", "python", "-c", "import tempfile; print(tempfile.gettempdir())")
+    assert done.stdout == f"{tmp_path}\n", done.stderr
 
 
 def test_status_of_a_home_where_nothing_runs_says_so_and_fails(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ async def placed():
         await too_large.reserve()
     except RunFailed as refused:
         print("refused", refused)
+    unreserved = RayPlacement(resources(placement={}, rollout_workers=4, device="cpu"))
+    await unreserved.reserve()
+    beside, _ = await nodes_of(unreserved, [f"rollout-{number}" for number in range(4)])
+    print("unreserved beside the driver:", set(beside) == {ray.get_runtime_context().get_node_id()})
     placement = RayPlacement(resources())
     await placement.reserve()
     actors = ["learner", "rank-1", "generator", "rollout-0", "rollout-1"]
@@ -102,6 +106,7 @@ def test_a_node_that_dies_gives_its_seats_to_others(tmp_path: Path) -> None:
     )
     for words in (
         "refused resources.trainer_ranks = 3: ",
+        "unreserved beside the driver: True",
         "trainer on two: True generator on one: True",
         "rollouts spread: True",
         "rollout on the node that is left: True",
