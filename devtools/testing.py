@@ -28,7 +28,7 @@ from devtools.venvs import BACKENDS, Backend
 SELECTIONS = {
     "quick": "not slow and not browser and not stack and not soak and not verl and not protocols and not backends",
     "everything": "not soak and not verl and not protocols and not backends",
-    "soak": "soak",
+    "soak": "soak and not backends",
     "verl": "verl",
     "protocols": "protocols",
     "backends": "backends",
@@ -113,7 +113,7 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
     """
     pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
     if selection == "backends":
-        return [_backend_part(backend, passed_on) for backend in BACKENDS]
+        return [_backend_part(backend, "not soak", passed_on) for backend in BACKENDS]
     if selection == "verl":
         python = str(verl_venv.python_of(Home.from_environment().folder))
         return [Part("verl", [python, *pytest[1:], "-m", "verl", *_with_paths(passed_on, "verl")])]
@@ -129,13 +129,17 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
         return [together]
     stacks = ["-m", f"({chosen}) and stack", *_with_paths(passed_on, "stack")]
     browsers = ["-m", f"({chosen}) and browser and not stack", *_with_paths(passed_on, "browser")]
-    return [Part("stacks", [*pytest, *stacks]), Part("browsers", [*pytest, *browsers]), together]
+    parts = [Part("stacks", [*pytest, *stacks]), Part("browsers", [*pytest, *browsers]), together]
+    if selection == "soak" and not passed_on:
+        parts[:0] = [_backend_part(backend, "soak", passed_on) for backend in BACKENDS]
+    return parts
 
 
-def _backend_part(backend: Backend, passed_on: list[str]) -> Part:
-    """Makes the backend's environment where it is missing."""
+def _backend_part(backend: Backend, which: str, passed_on: list[str]) -> Part:
+    """Makes the backend's environment where it is missing.  ``which``: of its tests."""
     python = str(backend.python(Home.from_environment().folder))
-    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *_with_paths(passed_on, backend.marker)]
+    marked = f"backends and {backend.marker} and {which}"
+    pytest = ["-m", "pytest", "-q", "-m", marked, *_with_paths(passed_on, backend.marker)]
     if backend.interpreter_variable is None:
         return Part(backend.marker, [python, *pytest])
     return Part(backend.marker, ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest])

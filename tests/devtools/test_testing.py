@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from devtools.home import ROOT
-from devtools.testing import MOST_AGAIN, SOME_FAILED, Part, _chosen, _files_that_name, _with_paths, whole_selections
+from devtools.testing import (
+    MOST_AGAIN,
+    SOME_FAILED,
+    Part,
+    _chosen,
+    _files_that_name,
+    _parts,
+    _with_paths,
+    whole_selections,
+)
+from devtools.venvs import Backend
 
 WITHOUT_DJANGO = ("-p", "no:django")
 STEADY = "def test_steady():\n    pass\n"
@@ -124,6 +134,19 @@ def test_selections_stand_first_and_the_rest_is_pytests(
 )
 def test_options_alone_do_not_change_where_tests_are_looked_for(passed_on: list[str], given: list[str]) -> None:
     assert _with_paths(passed_on, "verl") == given
+
+
+def test_what_takes_long_of_the_backends_is_soaked_with_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backend, "python", lambda backend, _home: Path("python"))
+
+    def marks_of(selection: str, *passed_on: str) -> list[str]:
+        commands = [part.command for part in _parts(selection, list(passed_on))]
+        return [command[len(command) - 1 - command[::-1].index("-m") + 1] for command in commands]
+
+    assert marks_of("backends") == [f"backends and {name} and not soak" for name in ("sglang", "megatron")]
+    assert marks_of("soak")[:2] == [f"backends and {name} and soak" for name in ("sglang", "megatron")]
+    assert all("not backends" in marked for marked in marks_of("soak")[2:])
+    assert len(marks_of("soak", "tests/devtools")) == 3
 
 
 @pytest.mark.parametrize("mark", ["verl", "protocols", "backends", "stack", "browser"])

@@ -102,7 +102,9 @@ def test_a_killed_server_costs_a_run_on_ray_nothing_and_its_restart_is_measured(
 @pytest.mark.backends
 @pytest.mark.sglang
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["ray", "one process"])
+@pytest.mark.parametrize(
+    "where", [(), pytest.param(("--in-process",), marks=pytest.mark.soak)], ids=["ray", "one process"]
+)
 def test_a_judge_on_servers_of_the_run_is_killed_and_every_turn_and_answer_is_judged(
     tmp_path: Path, where: tuple[str, ...]
 ) -> None:
