@@ -197,7 +197,8 @@ class Sandbox(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Return when ``on_action`` has got everything that the sandbox's processes did until now."""
+        """Return when ``on_action`` has got everything that the sandbox's processes did until now, and ``on_statement``
+        what they tried to reach."""
         ...
 
     async def listen(self, port: int) -> socket.socket:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.observation.observation import OnAction
@@ -62,6 +62,7 @@ class Pool:
 
     ``on_record`` gets what any of the sandboxes tried to reach, what is found when a sandbox is reset included;
     records tell users apart by ``attempt.sandbox``, which is another one for each.
+    ``on_statement`` gets the same one by one and at once, also while ``on_record`` takes nothing (``open_sandbox``).
     ``on_action`` gets what the processes of watched sandboxes do (``open_sandbox``), by the same names.
     A frozen sandbox is kept for ``keep_frozen_s`` seconds after its user has gone, and no user ever gets it.
     """
@@ -74,6 +75,7 @@ class Pool:
         upstream: Upstream = UPSTREAM,
         keep_frozen_s: float = KEEP_FROZEN_S,
         on_action: OnAction | None = None,
+        on_statement: OnStatement | None = None,
     ) -> None:
         if size < 1:
             raise ValueError("a pool needs at least one sandbox")
@@ -85,6 +87,7 @@ class Pool:
         self.size = size
         self._on_record = on_record
         self._on_action = on_action
+        self._on_statement = on_statement
         self._upstream = upstream
         self._keep_frozen_s = keep_frozen_s
         self._permits = Turns(size)
@@ -221,7 +224,9 @@ class Pool:
 
     async def _open(self, other: SandboxSpec | None = None) -> Sandbox:
         spec, zygotes = (self.spec, self._zygotes) if other is None else (other, None)
-        sandbox = await open_sandbox(spec, self._on_record, self._upstream, self._on_action, zygotes)
+        sandbox = await open_sandbox(
+            spec, self._on_record, self._upstream, self._on_action, zygotes, self._on_statement
+        )
         self._started += 1
         if self._closed:
             await completed(sandbox.close())

@@ -46,6 +46,7 @@ async def opened_sandboxes(
             sandbox or SandboxSpec(),
             size=size,
             on_record=monitor.on_record,
+            on_statement=monitor.on_statement,
             on_action=monitor.on_action,
             keep_frozen_s=response.keep_frozen_s,
         ) as pool:

@@ -78,8 +78,7 @@ class Release:
     """What the review decisions that are known let go of."""
 
     groups: list[HeldGroup] = field(default_factory=list)
-    """They have those in ``out`` that are to be trained on now, and only those as members whose decision is not
-    pending."""
+    """They have those in ``out`` that are to be trained on now, and as members only those that nobody doubts."""
     updated: list[Trajectory] = field(default_factory=list)
     """Those in ``out`` as they were in this step's update."""
     late: dict[str, int] = field(default_factory=dict)
@@ -174,6 +173,11 @@ def is_out(trajectory: Trajectory) -> bool:
     return trajectory.masked_because == QUARANTINED
 
 
+def _is_doubted(member: Trajectory, state: QuarantineState) -> bool:
+    """Whether it is out, also by an alert that came after its group was held, and was not found benign."""
+    return (is_out(member) or member.id in state.known) and state.review_decisions.get(member.id) != "benign"
+
+
 def without_quarantined(group: RolloutGroup) -> RolloutGroup:
     return group.with_rollouts(rollout for rollout in group.rollouts if not is_out(rollout))
 
@@ -199,11 +203,7 @@ def released(state: QuarantineState, step: int, *, within: int) -> Release:
         if step - group.step > within:
             release.late |= dict.fromkeys(benign, group.step)
         elif benign:
-            compared = [
-                member
-                for member in group.members
-                if not is_out(member) or state.review_decisions.get(member.id) == "benign"
-            ]
+            compared = [member for member in group.members if not _is_doubted(member, state)]
             release.groups.append(group.model_copy(update={"out": benign, "members": compared}))
         if pending:
             members = group.members if step - group.step < within else []

@@ -50,13 +50,18 @@ class ComparedTests:
 
     @asynccontextmanager
     async def comparing(self, text: str) -> AsyncIterator[frozenset[str]]:
-        """Yield the tests that are there; afterwards tell what became of them, if the call changed any file."""
+        """Yield the tests that are there; afterwards, also of a call that is cancelled, tell what became of them, if
+        any file was changed."""
         named = named_tests(text)
         project = await self._survey(named)
         before = {path: content for path, content in project.items() if _is_reported(path, named)}
-        yield frozenset(before)
-        if not before:
-            return
+        try:
+            yield frozenset(before)
+        finally:
+            if before and self._sandbox.alive and self._sandbox.frozen is None:
+                await self._compare(before, named)
+
+    async def _compare(self, before: Mapping[str, str], named: NamedTests) -> None:
         await self._sandbox.settled()  # what was done to them is judged before
         if self._changes.has_changed(self._sandbox.name):
             await self._tell(before, await self._survey(named))

@@ -1,8 +1,8 @@
 """Watches the sandboxes of a worker: what they run and try goes to the detectors and into the security log.
 
-    episode ── turn ──► MonitoredSandbox ──► sandbox            records ──► SandboxMonitor ──► security log
-                            │ commands                              │
-                            └────────────────► Sentinel ◄───────────┘
+    episode ── turn ──► MonitoredSandbox ──► sandbox ──── records ───► SandboxMonitor ──► security log
+                            │ commands          │ attempts, actions, one by one
+                            └────────────────► Sentinel
                                                   │ finding
                   sandbox frozen, alert on the episode ◄── SandboxMonitor ──► security log
 
@@ -48,7 +48,8 @@ _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 class SandboxMonitor:
-    """One per worker; belongs to one event loop.  ``on_record`` and ``on_action`` are for the pool of its sandboxes.
+    """One per worker; belongs to one event loop.  ``on_record``, ``on_statement`` and ``on_action`` are for the pool of
+    its sandboxes.
 
     ``on_alert`` is told every alert, in that loop.
     """
@@ -87,8 +88,11 @@ class SandboxMonitor:
         if not self._allowance(sandbox).spend():
             return False
         self._security_log.write(RecordEntry(sandbox=sandbox, origin=origin_of(record.label), record=record))
-        self._sentinel.feed(record)
         return True
+
+    def on_statement(self, statement: EgressRecord) -> None:
+        """What the log takes only by and by, or as a sum, is judged at once and for itself: no flood hides a deed."""
+        self._sentinel.feed(statement)
 
     def on_action(self, action: ObservedAction) -> None:
         if action.kind == "file" and action.operation != "read" and action.sandbox in self._held:
@@ -107,9 +111,11 @@ class SandboxMonitor:
         self._sentinel.feed(event)
 
     @asynccontextmanager
-    async def holding(self, sandbox: Sandbox, watch: "EpisodeMonitor") -> AsyncIterator[None]:
+    async def holding(
+        self, sandbox: Sandbox, watch: "EpisodeMonitor", policy: EgressPolicy | None = None
+    ) -> AsyncIterator[None]:
         """While an episode has the sandbox.  At the end all that it did has been looked at."""
-        self.hold(sandbox, watch)
+        self.hold(sandbox, watch, policy)
         try:
             yield
         finally:
@@ -121,10 +127,15 @@ class SandboxMonitor:
                     del self._held[name], watch.held[name]
                     self._changed.discard(name)
 
-    def hold(self, sandbox: Sandbox, watch: "EpisodeMonitor") -> None:
-        """Under its present name, of which a sandbox has another one after each reset."""
+    def hold(self, sandbox: Sandbox, watch: "EpisodeMonitor", policy: EgressPolicy | None = None) -> None:
+        """Under its present name, of which a sandbox has another one after each reset.
+
+        ``policy``: what it may reach, where that is not what the pool's own spec says.
+        """
         self._held[sandbox.name] = (sandbox, watch)
         watch.held[sandbox.name] = sandbox
+        if policy is not None:
+            self._sentinel.govern(sandbox.name, policy)
 
     async def settled(self, watch: "EpisodeMonitor | None" = None) -> None:
         """Everything told so far was looked at, and what is to be frozen is.
@@ -242,8 +253,9 @@ class EpisodeMonitor:
     async def acquire_of(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         if not isinstance(self._sandboxes, SandboxesOfSpecs):
             raise SandboxUnavailable(f"sandboxes of a {type(self._sandboxes).__name__} are all of one spec")
-        async with self._sandboxes.acquire_of(spec) as sandbox, self._monitor.holding(sandbox, self):
-            yield MonitoredSandbox(sandbox, self._monitor, self)
+        policy = spec.egress or EgressPolicy()
+        async with self._sandboxes.acquire_of(spec) as sandbox, self._monitor.holding(sandbox, self, policy):
+            yield MonitoredSandbox(sandbox, self._monitor, self, policy)
 
     def alarm(self, sandbox: Sandbox, rule: RuleInfo, subject: str, evidence: Sequence[str]) -> None:
         """Take what the environment found in a sandbox of this episode as the detectors' findings are taken."""
@@ -274,8 +286,11 @@ class MonitoredSandbox:
     """A ``Sandbox`` that reports to the monitor what it is about to run; everything else goes straight to the
     sandbox."""
 
-    def __init__(self, sandbox: Sandbox, monitor: SandboxMonitor, watch: EpisodeMonitor) -> None:
-        self._sandbox, self._monitor, self._watch = sandbox, monitor, watch
+    def __init__(
+        self, sandbox: Sandbox, monitor: SandboxMonitor, watch: EpisodeMonitor, policy: EgressPolicy | None = None
+    ) -> None:
+        """``policy`` as ``SandboxMonitor.hold`` takes it."""
+        self._sandbox, self._monitor, self._watch, self._policy = sandbox, monitor, watch, policy
         self._tests = ComparedTests(sandbox, self._feed, monitor)
 
     def __getattr__(self, name: str) -> Any:
@@ -343,7 +358,7 @@ class MonitoredSandbox:
     async def reset(self) -> None:
         await self._sandbox.reset()
         self._tests.forget()
-        self._monitor.hold(self._sandbox, self._watch)
+        self._monitor.hold(self._sandbox, self._watch, self._policy)
 
     def _feed(self, **what: Any) -> None:
         label = label_of(self._watch.origin)

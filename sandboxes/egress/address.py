@@ -26,6 +26,10 @@ def normalised(text: str) -> str:
     return str(ip(text))
 
 
+def is_loopback(text: str) -> bool:
+    return ip(text).is_loopback
+
+
 def network(text: str) -> Network:
     """A CIDR in one spelling.  Raises ``ValueError``, e.g. when bits of the host are set."""
     return ipaddress.ip_network(text)

@@ -2,10 +2,11 @@
 
 At most ``limit`` records are kept whole and numbered.  While the reader is behind by that much, attempts
 are summed up, first those that are equal, then, if those are too many kinds as well, those that share
-protocol, decision and label, at last those that share protocol and reason.  So memory is bounded whatever
-the sandbox does, and the sum of ``count`` over phase ``attempt`` is the number of attempts.  What is summed up
-gets its number when there is room again.  The reader's side is that of docs/events.md: it asks for what
-comes after a number, and acknowledges what it has stored.
+protocol, decision and label, at last those that share protocol and reason; attempts at the sandbox's own
+loopback are in no sum with others.  So memory is bounded whatever the sandbox does, and the sum of ``count``
+over phase ``attempt`` is the number of attempts.  What is summed up is handed out when there is room again.
+The reader's side is that of docs/events.md: it asks for what comes after a number, and acknowledges what it
+has stored.
 """
 
 import threading
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from sandboxes.egress.address import is_loopback
 from sandboxes.egress.connection_attempt import PROTOCOLS, ConnectionAttempt
 from sandboxes.egress.decision import REASONS, EgressDecision
 from sandboxes.egress.record import OPENING_BYTES, SPREAD_LIMIT, EgressRecord, Ended, Phase, Spread
@@ -38,8 +40,9 @@ NO_TRAFFIC = Traffic()
 
 @dataclass(slots=True)
 class _Sum:
-    """Attempts of one kind that wait for a number."""
+    """Attempts of one kind that wait until they are handed out."""
 
+    seq: int
     level: int
     phase: Phase
     first: ConnectionAttempt
@@ -62,10 +65,10 @@ class _Sum:
                 if value is not None and len(values) < SPREAD_LIMIT:
                     values.add(value)  # type: ignore[arg-type]  # each set has its own type
 
-    def record(self, seq: int) -> EgressRecord:
+    def record(self) -> EgressRecord:
         spread = Spread(addresses=len(self.addresses), ports=len(self.ports), names=len(self.names))
         return _record(
-            seq, self.phase, self.first, self.decision, self.label, self.traffic,
+            self.seq, self.phase, self.first, self.decision, self.label, self.traffic,
             count=self.count, last_at=self.last_at, spread=spread if self.level else None,
         )  # fmt: skip
 
@@ -101,8 +104,8 @@ class RecordLog:
 
     @property
     def bound(self) -> int:
-        """limit + the finer and the coarser sums + one for each protocol, reason and phase."""
-        return self._limit + 2 * (self._limit // KINDS_PER_LIMIT) + 2 * len(PROTOCOLS) * len(REASONS)
+        """limit + the finer and the coarser sums + one for each protocol, reason and phase, loopback and not."""
+        return self._limit + 2 * (self._limit // KINDS_PER_LIMIT) + 4 * len(PROTOCOLS) * len(REASONS)
 
     def add(
         self,
@@ -112,9 +115,12 @@ class RecordLog:
         label: str | None = None,
         traffic: Traffic = NO_TRAFFIC,
         count: int = 1,
-    ) -> None:
-        """Record a decision, with the first bytes if known; ``count`` equal ones where they were only counted."""
-        self._add("attempt", attempt, decision, label, traffic, attempt.at, count)
+    ) -> EgressRecord:
+        """Record a decision, with the first bytes if known; ``count`` equal ones where they were only counted.
+
+        Return what was added alone, with the number of the record that it is or will be a part of.
+        """
+        return self._add("attempt", attempt, decision, label, traffic, attempt.at, count)
 
     def add_traffic(
         self,
@@ -124,9 +130,9 @@ class RecordLog:
         *,
         at: float,
         label: str | None = None,
-    ) -> None:
-        """Record what an attempt that was let through has become, at ``at``."""
-        self._add("traffic", attempt, decision, label, traffic, at, 1)
+    ) -> EgressRecord:
+        """Record what an attempt that was let through has become, at ``at``.  Return it as ``add`` does."""
+        return self._add("traffic", attempt, decision, label, traffic, at, 1)
 
     def batch(self, after: int, limit: int = 1000) -> list[EgressRecord]:
         """The records numbered beyond ``after``, oldest first.  Repeatable until they are acknowledged.
@@ -159,28 +165,35 @@ class RecordLog:
         traffic: Traffic,
         at: float,
         count: int,
-    ) -> None:
+    ) -> EgressRecord:
         with self._lock:
             self._attempts += count if phase == "attempt" else 0
-            if len(self._numbered) < self._limit:  # then no sum waits, for those get their numbers first
-                self._number(_record(self._next_seq, phase, attempt, decision, label, traffic, last_at=at, count=count))
-                return
-            self._sum_for(phase, attempt, decision, label, at).add(attempt, traffic, at, count)
+            has_room = len(self._numbered) < self._limit  # then no sum waits, for those are handed out first
+            whole = None if has_room else self._sum_for(phase, attempt, decision, label, at)
+            seq = self._next_seq if whole is None else whole.seq
+            record = _record(seq, phase, attempt, decision, label, traffic, last_at=at, count=count)
+            if whole is None:
+                self._number(record)
+            else:
+                whole.add(attempt, traffic, at, count)
+            return record
 
     def _sum_for(
         self, phase: Phase, attempt: ConnectionAttempt, decision: EgressDecision, label: str | None, at: float
     ) -> _Sum:
         destination = (attempt.protocol, attempt.address, attempt.port, attempt.name, attempt.sni, attempt.host)
+        here = attempt.address is not None and is_loopback(attempt.address)
         finest: tuple[Hashable, ...] = (0, phase, *destination, attempt.query_type, attempt.method, decision, label)
-        coarser: tuple[Hashable, ...] = (1, phase, attempt.protocol, decision, label)
-        coarsest: tuple[Hashable, ...] = (2, phase, attempt.protocol, decision.reason)
+        coarser: tuple[Hashable, ...] = (1, phase, attempt.protocol, here, decision, label)
+        coarsest: tuple[Hashable, ...] = (2, phase, attempt.protocol, here, decision.reason)
         for level, key in enumerate((finest, coarser, coarsest)):
             if key in self._sums:
                 return self._sums[key]
             if level == 2 or self._kinds[level] < self._limit // KINDS_PER_LIMIT:
                 break
         kept = label if level < 2 else None
-        self._sums[key] = _Sum(level, phase, attempt, decision, kept, at)
+        seq = self._next_seq + len(self._sums)  # the sums before it are handed out first, and nothing else meanwhile
+        self._sums[key] = _Sum(seq, level, phase, attempt, decision, kept, at)
         self._kinds[level] += 1
         return self._sums[key]
 
@@ -188,7 +201,7 @@ class RecordLog:
         while self._sums and len(self._numbered) < self._limit:
             oldest = self._sums.pop(next(iter(self._sums)))
             self._kinds[oldest.level] -= 1
-            self._number(oldest.record(self._next_seq))
+            self._number(oldest.record())
 
     def _number(self, record: EgressRecord) -> None:
         self._numbered.append(record)

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.suite import Suite
+from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,14 @@ class Sentinel:
             self._fed += 1
         self._queue.put(event)
 
+    def govern(self, sandbox: str, policy: EgressPolicy) -> None:
+        """What is fed from now on of this sandbox is judged by what this policy lets it reach."""
+
+        def govern() -> None:
+            self._suite(sandbox).policy = policy
+
+        self._queue.put(govern)
+
     async def settled(self) -> None:
         """Return when everything fed so far was looked at, and all findings were told.
 
@@ -86,17 +95,20 @@ class Sentinel:
 
     def _look(self, event: DetectorEvent) -> list[Finding]:
         sandbox = event.attempt.sandbox if isinstance(event, EgressRecord) else event.sandbox
+        try:
+            return self._suite(sandbox).feed(event)
+        except Exception as error:
+            log.exception("a detector failed at an event of sandbox %s", sandbox)
+            evidence = f"{type(error).__name__}: {error}"
+            return [finding(DETECTOR_FAILED, event, type(error).__name__, [evidence])]
+
+    def _suite(self, sandbox: str) -> Suite:
         if sandbox not in self._suites:
             self._suites[sandbox] = self._make_suite()
             if len(self._suites) > MOST_SANDBOXES:
                 self._suites.popitem(last=False)
         self._suites.move_to_end(sandbox)
-        try:
-            return self._suites[sandbox].feed(event)
-        except Exception as error:
-            log.exception("a detector failed at an event of sandbox %s", sandbox)
-            evidence = f"{type(error).__name__}: {error}"
-            return [finding(DETECTOR_FAILED, event, type(error).__name__, [evidence])]
+        return self._suites[sandbox]
 
 
 def _notify(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

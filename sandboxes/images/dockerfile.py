@@ -14,6 +14,10 @@ BASES = (
     "name `scratch`, an earlier stage, a base by its digest (`name@sha256:...`), or an image of this registry as"
     " `palestra/NAME:TAG`"
 )
+FLAGS = re.compile(r"(?:--\S+\s+)*")
+ARRAY = re.compile(r'\[\s*"[^"\\]*"(?:\s*,\s*"[^"\\]*")*\s*\]')
+REPLACED = re.compile(r"[$\\'\"]")
+"""What the builder makes something else of: variables, escapes, quotes."""
 PINNED = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 
 
@@ -40,12 +44,22 @@ def check(text: str, is_registered: Callable[[str], bool]) -> None:
                 source = flag.removeprefix("--from=")
                 if source != flag and not source.isdigit():
                     check_base(source, line)
-        elif verb == "ADD" and any("://" in word or word.startswith("git@") for word in words):
-            raise ImageRefused(
-                "Dockerfile", line, "the daemon would fetch it", "put the file into the folder, and COPY it"
-            )
+        elif verb == "ADD":
+            _check_added(line)
         elif verb in ("ONBUILD", "VOLUME"):
             raise ImageRefused("Dockerfile", line, f"an image with {verb} makes no sandbox", f"leave {verb} out")
+
+
+def _check_added(line: str) -> None:
+    """An ``ADD`` names files of the folder, as they are called.  Raises ``ImageRefused``."""
+    given = FLAGS.sub("", line[len("ADD") :].strip(), count=1)
+    words = re.findall(r'"([^"]*)"', given) if ARRAY.fullmatch(given) else given.split()
+    if any("://" in word or word.startswith("git@") for word in words):
+        raise ImageRefused("Dockerfile", line, "the daemon would fetch it", "put the file into the folder, and COPY it")
+    if any(REPLACED.search(word) for word in words[:-1]) or (given.startswith("[") and not ARRAY.fullmatch(given)):
+        raise ImageRefused(
+            "Dockerfile", line, "what it adds may be an address in the end", "write sources without $, \\ and quotes"
+        )
 
 
 def instructions(text: str) -> list[str]:

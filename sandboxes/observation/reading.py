@@ -8,20 +8,24 @@ stays.
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sandboxes.egress.detectors.abridged import abridged
 from sandboxes.observation import filter as asked
 from sandboxes.observation import kernel, ordinary
-from sandboxes.observation.guests import AT_FDCWD, Guest, command, executable, link, shown, signed, stream_of
+from sandboxes.observation.guests import ARGUMENTS_BYTES, AT_FDCWD, Guest, Running, executable, shown, signed, stream_of
 
 Action = dict[str, Any]
 """Fields of an ``ObservedAction`` by name; ``sandbox`` and ``label`` are the worker's to add."""
 AT_SYMLINK_FOLLOW, AT_EMPTY_PATH, AT_REMOVEDIR = 0x400, 0x1000, 0x200
-WORDS, WORD_CHARACTERS, ARGV_CHARACTERS = 256, 4096, 16 * 1024
-VARIABLES, VARIABLE_CHARACTERS, LOOKED_AT = 32, 512, 2048
+WORDS, WORD_BYTES, ARGV_CHARACTERS = 256, 128 * 1024, 16 * 1024
+"""What is kept of the arguments; and how long the kernel lets one be."""
+VARIABLES, VARIABLE_BYTES, VARIABLES_CHARACTERS = 256, 4096, 16 * 1024
+LOOKED_AT, LONG_BYTES = 2048, 256 * 1024
+"""How much of each array is looked at, and what is read of its long strings."""
 WORDS_HEAD, VARIABLES_HEAD = 128, 512
 """Bytes of the arrays that are read at once: more than 15 words and 63 variables are rare."""
 KNOWN_S, MOST_KNOWN = 0.05, 256
@@ -33,6 +37,11 @@ REVEALING = (
     b"HTTP_PROXY=", b"HTTPS_PROXY=", b"ALL_PROXY=", b"EDITOR=", b"PAGER=", b"PATH=", b"HOME=", b"ZDOTDIR=",
     b"XDG_CONFIG_HOME=",
 )  # fmt: skip
+JUDGED = (
+    b"LD_", b"PYTHONSTARTUP=", b"PYTEST_", b"BASH_ENV=", b"NODE_OPTIONS=", b"PERL5OPT=", b"RUBYOPT=", b"PIP_", b"NPM_",
+    b"npm_config_", b"UV_", b"CARGO_",
+)  # fmt: skip
+"""Those that a rule judges by themselves."""
 USUAL = {b"PATH=/usr/local/bin:/usr/bin:/bin", b"HOME=/work", b"PYTHONHASHSEED=0", b"PYTHONDONTWRITEBYTECODE=1"}
 """What every guest is given (inside.processes)."""
 
@@ -47,8 +56,8 @@ class Reply:
     """Makes the action of what was read; it takes longer than the reading, so it is called when nobody waits."""
     socket: tuple[int, int, int] | None = None
     """Family, type and protocol."""
-    replaced: bytes | None = None
-    """What a process that starts a program said its arguments were before."""
+    starts: tuple[Guest, Running] | None = None
+    """Who starts a program, and what it ran before."""
 
 
 ORDINARY = Reply()
@@ -58,10 +67,11 @@ ORDINARY = Reply()
 class Started:
     """A program, to be looked at again once it runs."""
 
-    action: Action
-    thread: int
-    before: bytes
-    """What the process said its arguments were before."""
+    starter: Guest
+    before: Running
+    """What its process ran before."""
+    action: Action | None = None
+    """What was reported; None where no program was found: mostly the kernel finds none either."""
     at: float = field(default_factory=time.monotonic)
 
 
@@ -135,13 +145,63 @@ class Reader:
             path, found = executable(guest.descriptor(folder)), True
         else:
             path, found = guest.path(folder, given, follow=True)
-        if not found:
-            return ORDINARY  # a shell looks for it in one folder after the other
-        given_words = _started_with(thread, arguments[at + 1], arguments[at + 2], heads)
+        replaced = guest.runs()
+        if not found:  # a shell looks for it in one folder after the other
+            return Reply(starts=(guest, replaced))
+        given_with = _given_with(thread, arguments[at + 1], arguments[at + 2], heads)
         action = partial(
-            _program, guest, time.time(), path, *given_words, guest.streams(), guest.sockets(), guest.folder()
+            _program, guest, time.time(), path, given_with, guest.streams(), guest.sockets(), guest.folder()
         )
-        return Reply(action=action, replaced=guest.command())
+        return Reply(action=action, starts=(guest, replaced))
+
+    def running_instead(self, started: Started) -> Action | None:
+        """Return what runs in place of the program that was reported, or though none was found, if that can be seen."""
+        try:
+            guest = Guest(started.starter.pid, self._root, self._agent)
+            runs = guest.runs()
+            if not differs(started, runs):
+                return None
+            if started.action is not None:
+                return corrected(started, runs)
+            variables = guest.environment()
+            given = _Given(
+                _split(runs.command),
+                _split(variables),
+                cut=("environment",) if len(variables) == ARGUMENTS_BYTES else (),
+            )
+            return _program(guest, time.time(), runs.program, given, guest.streams(), guest.sockets(), guest.folder())
+        except OSError:
+            return None  # it has ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a program is started with: each text as far as it was read, and whether that is all of it."""
+
+    argv: list[tuple[bytes, bool]]
+    environment: list[tuple[bytes, bool]]
+    cut: tuple[str, ...] = ()
+    """Which of them have more than is looked at."""
+
+    def fields(self) -> Action:
+        revealing = [text for text in self.environment if text[0].startswith(REVEALING) and text[0] not in USUAL]
+        revealing.sort(key=lambda text: not text[0].startswith(JUDGED))
+        cut = set(self.cut)
+        fields: Action = {}
+        for name, texts, words, characters in (
+            ("argv", self.argv, WORDS, ARGV_CHARACTERS),
+            ("environment", revealing, VARIABLES, VARIABLES_CHARACTERS),
+        ):
+            read = [shown(os.fsdecode(raw)) for raw, _ in texts]
+            fields[name] = abridged(read, words, characters)
+            if fields[name] != read or not all(whole for _, whole in texts):
+                cut.add(name)
+        return fields | {"cut": sorted(cut)}
+
+
+def _split(texts: bytes) -> list[tuple[bytes, bool]]:
+    """Arguments or variables as /proc has them."""
+    return [(raw, True) for raw in texts.removesuffix(b"\0").split(b"\0")]
 
 
 def _acting(guest: Guest, at: float, **more: Any) -> Action:
@@ -151,21 +211,11 @@ def _acting(guest: Guest, at: float, **more: Any) -> Action:
     }  # fmt: skip
 
 
-def _program(
-    guest: Guest,
-    at: float,
-    path: str,
-    argv: list[bytes],
-    environment: list[bytes],
-    links: list[str],
-    sockets: int,
-    folder: str,
-) -> Action:
+def _program(guest: Guest, at: float, path: str, given: _Given, links: list[str], sockets: int, folder: str) -> Action:
     streams, pipes = zip(*map(stream_of, links), strict=True)
-    return _acting(guest, at) | {
-        "kind": "program", "program": _bounded(path), "argv": _words(argv), "streams": list(streams),
-        "pipes": list(pipes), "inside": guest.inside, "parent_sockets": sockets, "environment": _variables(environment),
-        "folder": _bounded(folder),
+    return _acting(guest, at) | given.fields() | {
+        "kind": "program", "program": _bounded(path), "streams": list(streams), "pipes": list(pipes),
+        "inside": guest.inside, "parent_sockets": sockets, "folder": _bounded(folder),
     }  # fmt: skip
 
 
@@ -182,14 +232,21 @@ def _path_and_arrays(thread: int, path: int, argv: int, environment: int) -> tup
     return given if end else kernel.text(thread, path), words, variables
 
 
-def _started_with(thread: int, argv: int, environment: int, heads: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Its arguments and its environment; ``heads``: how the arrays of both begin."""
-    words = _pointers(thread, argv, WORDS, heads[0])
+def _given_with(thread: int, argv: int, environment: int, heads: Sequence[bytes]) -> _Given:
+    """``heads``: how the arrays of both begin."""
+    words = _pointers(thread, argv, LOOKED_AT, heads[0])
     variables = _pointers(thread, environment, LOOKED_AT, heads[1])
+    cut = []
+    if len(words) > WORDS:
+        words = words[: WORDS // 2] + words[-(WORDS // 2) :]
+        cut.append("argv")
+    if len(variables) >= LOOKED_AT:
+        cut.append("environment")
     pieces = kernel.pieces(thread, words + variables)
-    return (
-        _strings(thread, words, pieces[: len(words)], ARGV_CHARACTERS),
-        _strings(thread, variables, pieces[len(words) :], VARIABLE_CHARACTERS),
+    return _Given(
+        list(_strings(thread, words, pieces[: len(words)], WORD_BYTES)),
+        list(_strings(thread, variables, pieces[len(words) :], VARIABLE_BYTES)),
+        tuple(cut),
     )
 
 
@@ -212,12 +269,22 @@ def _pointers(thread: int, address: int, most: int, raw: bytes) -> list[int]:
     return found
 
 
-def _strings(thread: int, pointers: list[int], pieces: list[bytes], limit: int) -> list[bytes]:
-    """Most are short, and have been read together; the others are read each for itself."""
-    return [
-        piece[:end] if (end := piece.find(0)) >= 0 else _string(thread, pointer, limit)
-        for pointer, piece in zip(pointers, pieces, strict=True)
-    ]
+def _strings(thread: int, pointers: list[int], pieces: list[bytes], limit: int) -> Iterator[tuple[bytes, bool]]:
+    """Each, and whether that is all of it.
+
+    Most are short, and have been read together.  The others are read each for itself, and little of each once
+    ``LONG_BYTES`` were read.
+    """
+    left = LONG_BYTES
+    for pointer, piece in zip(pointers, pieces, strict=True):
+        end = piece.find(0)
+        if end >= 0:
+            yield piece[:end], True
+            continue
+        most = limit if left > 0 else kernel.SHORT_BYTES
+        text = _string(thread, pointer, most)
+        left -= len(text)
+        yield text, len(text) < most
 
 
 def _string(thread: int, pointer: int, limit: int) -> bytes:
@@ -225,21 +292,6 @@ def _string(thread: int, pointer: int, limit: int) -> bytes:
         return kernel.text(thread, pointer, limit)
     except OSError:
         return b""  # the kernel will not read it either
-
-
-def _words(argv: list[bytes]) -> list[str]:
-    left, words = ARGV_CHARACTERS, []
-    for raw in argv:
-        words.append(shown(os.fsdecode(raw))[:left])
-        left -= len(words[-1])
-        if left <= 0:
-            break
-    return words
-
-
-def _variables(environment: list[bytes]) -> list[str]:
-    reported = [raw for raw in environment if raw.startswith(REVEALING) and raw not in USUAL]
-    return [shown(os.fsdecode(raw)) for raw in reported[:VARIABLES]]
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -308,7 +360,7 @@ def _opening(
     raw = kernel.text(thread, arguments[place.path])
     given = os.fsdecode(raw)
     writes = bool(flags & asked.WRITING)
-    if ordinary.write(given) if writes else (flags & os.O_DIRECTORY or ordinary.plain_read(given)):
+    if ordinary.plain_write(given) if writes else (flags & os.O_DIRECTORY or ordinary.plain_read(given)):
         return ORDINARY
     guest = guest_of(thread)
     folder = AT_FDCWD if place.folder < 0 else signed(arguments[place.folder])
@@ -340,19 +392,30 @@ def _touch(guest: Guest, at: float, operation: str, path: str, found: bool, targ
 # -- a second look ---------------------------------------------------------------------------------
 
 
-def corrected(started: Started) -> Action | None:
-    """Return what runs in place of the program that was told, if that can be seen."""
-    runs = command(started.thread)
-    if not runs or runs == started.before or len(runs) >= kernel.PAGE_BYTES or _alike(runs, started.action):
-        return None
-    program = executable(link(f"/proc/{started.thread}/exe"))
-    argv = [shown(os.fsdecode(word)) for word in runs.rstrip(b"\0").split(b"\0")]
-    return started.action | {"at": time.time(), "program": _bounded(program) or started.action["program"], "argv": argv}
+def differs(started: Started, runs: Running) -> bool:
+    """Return whether something runs that was not reported."""
+    if not runs.command or runs == started.before:
+        return False
+    if started.action is None:
+        return True
+    return "argv" not in started.action["cut"] and not _alike(runs.command, started.action)
+
+
+def corrected(started: Started, runs: Running) -> Action:
+    """Return what runs, or did before the next one was started, in place of the program that was reported."""
+    starter = started.starter
+    action = started.action or _acting(starter, started.at, kind="program", inside=starter.inside)
+    given = _Given(_split(runs.command), []).fields()
+    return action | {
+        "at": time.time(), "program": _bounded(runs.program) or action["program"], "argv": given["argv"],
+        "cut": given["cut"],
+    }  # fmt: skip
 
 
 def _alike(runs: bytes, reported: Action) -> bool:
-    """Whether these arguments are those that were told; a script's have its interpreter's before them."""
-    words = runs.rstrip(b"\0").split(b"\0")
-    if len(reported["argv"]) <= 1:
-        return len(words) <= 1 or words[-1].endswith(os.path.basename(reported["program"]).encode())
-    return runs.endswith(b"".join(word.encode() + b"\0" for word in reported["argv"][1:]))
+    """Whether these arguments are those that were reported; a script's have its interpreter's before them."""
+    words = [shown(os.fsdecode(raw)) for raw, _ in _split(runs)]
+    further: list[str] = reported["argv"][1:]
+    if not further:
+        return len(words) <= 1 or words[-1].endswith(os.path.basename(reported["program"]))
+    return words[-len(further) :] == further

@@ -23,14 +23,13 @@ from collections import deque
 from contextlib import suppress
 
 from sandboxes.observation import kernel
-from sandboxes.observation.guests import Guest, inside
-from sandboxes.observation.reading import ORDINARY, Reader, Reply, Started, corrected
+from sandboxes.observation.guests import Guest, Running, inside
+from sandboxes.observation.reading import ORDINARY, Reader, Reply, Started, corrected, differs
 from sandboxes.observation.sums import Sums
 
 REPORT_S = 0.004
 """How long an action waits for others before it is reported."""
 LOOK_AGAIN_S = 0.003
-LOOKED_AT_AGAIN = 64
 HELD_BYTES = 2**20
 """Reports that the worker has not taken yet; beyond this they are summed up."""
 LENGTH = struct.Struct("!I")
@@ -51,7 +50,8 @@ class Observed:
         self._sums = Sums()
         self._kept: list[tuple[Reply, int, float]] = []
         """What was read, of which thread and when, and is in no sum yet."""
-        self._started: deque[Started] = deque(maxlen=LOOKED_AT_AGAIN)
+        self._started: dict[int, Started] = {}
+        """By process, the oldest first: a process runs one program at a time."""
         self._outgoing = bytearray()
         self._ready = select.poll()
         self._ready.register(listener, select.POLLIN)
@@ -111,19 +111,20 @@ class Observed:
         for reply, thread, at in self._kept:
             if reply.socket is not None:
                 self._sums.add_socket(reply.socket)
-            if reply.action is None:
-                continue
             try:
-                action = reply.action()
+                action = reply.action() if reply.action is not None else None
             except (
                 Exception
             ) as failure:  # as in ``_answer``; but it has happened, and cannot be told: the sandbox is lost
                 sys.stderr.write(f"observer: {type(failure).__name__} in what was read of thread {thread}: {failure}\n")
                 self.reports.shutdown(socket.SHUT_RDWR)
                 break
-            self._sums.add(action)
-            if reply.replaced is not None:
-                self._started.append(Started(action, thread, reply.replaced, at))
+            if reply.starts is not None:
+                starter, replaced = reply.starts
+                self._look_before(starter.pid, replaced)
+                self._started[starter.pid] = Started(starter, replaced, action, at)
+            if action is not None:
+                self._sums.add(action)
         self._kept.clear()
 
     def _expect_report(self) -> None:
@@ -164,12 +165,23 @@ class Observed:
             os.close(fd)
         self.reports.close()
 
+    def _look_before(self, process: int, replaced: Running) -> None:
+        """What a process ran until it started the next program, however short that was."""
+        started = self._started.pop(process, None)
+        if started is not None and differs(started, replaced):
+            self._sums.add(corrected(started, replaced))
+
     def _look_again(self, after_s: float) -> None:
-        until = time.monotonic() - after_s
-        while self._started and self._started[0].at <= until:
-            instead = corrected(self._started.popleft())
+        """What runs of all that was started so long ago.  What has not begun yet is looked at once more."""
+        now = time.monotonic()
+        for process, started in list(self._started.items()):
+            if started.at > now - after_s:
+                break
+            instead = self._reader.running_instead(started)
             if instead is not None:
                 self._sums.add(instead)
+            if instead is not None or started.at <= now - LOOK_AGAIN_S:
+                del self._started[process]
 
     def _send(self, report: dict[str, object]) -> None:
         body = json.dumps(report).encode()

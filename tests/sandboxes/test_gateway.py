@@ -154,6 +154,23 @@ print(made.recv(100)); made.sendall(b"EHLO sandbox\\r\\n"); print(made.recv(100)
     assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO sandbox\\r\\n'\n"
 
 
+async def test_a_server_that_speaks_first_has_time_and_so_has_who_answers_it(internet):
+    async def mail(reader, writer):
+        await asyncio.sleep(1.5)
+        writer.write(b"220 ready\r\n")
+        writer.write(b"250 " + await reader.readline())
+        writer.close()
+
+    await internet.serve("203.0.113.80", 25, mail)
+    async with scene(allowing(SITE, ports=(25,)), internet.upstream) as staged:
+        result = await staged.sandbox.run_python(f"""
+import socket, time
+made = socket.create_connection(("{SITE}", 25))
+print(made.recv(100)); time.sleep(1.5); made.sendall(b"EHLO sandbox\\r\\n"); print(made.recv(100))
+""")
+    assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO sandbox\\r\\n'\n"
+
+
 async def test_ipv6_is_forwarded_to_its_own_address(internet):
     await internet.serve("2001:db8::80", 80, web)
     async with scene(allowing(SITE), internet.upstream) as staged:

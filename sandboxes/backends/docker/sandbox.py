@@ -10,7 +10,7 @@ from sandboxes.backends.docker.stream import AttachedLink
 from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.sandbox import START_S, NamespaceSandbox
-from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
 from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.interception.watched import Watched
 from sandboxes.egress.policy import EgressPolicy
@@ -28,8 +28,10 @@ class DockerSandbox(NamespaceSandbox):
     _link: AttachedLink
     _process: Container | None  # type: ignore[assignment]
 
-    def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
-        super().__init__(spec, on_action)
+    def __init__(
+        self, spec: SandboxSpec, on_action: OnAction | None = None, on_statement: OnStatement | None = None
+    ) -> None:
+        super().__init__(spec, on_action, on_statement)
         self._link = AttachedLink(self._lose)
 
     async def _start(self, on_record: OnRecord | None, upstream: Upstream) -> None:
@@ -41,7 +43,8 @@ class DockerSandbox(NamespaceSandbox):
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=container.stream)
         if self.spec.network == "watched":
             descriptors = await network.entered(container.init_pid, container.init)
-            self._watched = Watched(descriptors, self.spec.egress or EgressPolicy(), on_record, upstream)
+            policy = self.spec.egress or EgressPolicy()
+            self._watched = Watched(descriptors, policy, on_record, self._on_statement, upstream)
         # Until now an interpreter of the image has waited for this, its network without a route.
         code = probe.agent_texts()
         observing = (observing_filter(), seccomp_call(), -1) if self.observed else None

@@ -19,7 +19,7 @@ from sandboxes.backends.namespaces.zygote import Zygotes
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.cgroups.group import warn_of_unbounded_sockets
 from sandboxes.descriptors import unavailable_without
-from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.egress.interception.watched import NetnsEntry, NoNetnsEntry, Watched
 from sandboxes.egress.policy import EgressPolicy
@@ -57,9 +57,12 @@ _names = map(str, itertools.count(1))
 class NamespaceSandbox:
     """One bubblewrap container and its agent.  Made by ``start``; every call has a deadline."""
 
-    def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
+    def __init__(
+        self, spec: SandboxSpec, on_action: OnAction | None = None, on_statement: OnStatement | None = None
+    ) -> None:
         self.spec = spec
         self._zygotes: Zygotes | None = None
+        self._on_statement = on_statement
         self._on_action = on_action if spec.network == "watched" else None
         self._process_limit: ProcessLimit | None = None
         self._link = Link(self._lose)
@@ -86,13 +89,14 @@ class NamespaceSandbox:
         upstream: Upstream = UPSTREAM,
         on_action: OnAction | None = None,
         zygotes: Zygotes | None = None,
+        on_statement: OnStatement | None = None,
     ) -> "NamespaceSandbox":
         """A sandbox that answers, or ``SandboxUnavailable`` and nothing left behind.
 
         With ``on_action`` the processes of a watched one are observed.  One of ``zygotes``, which are of the same spec,
         makes it, if they are given.
         """
-        sandbox = cls(spec, on_action)
+        sandbox = cls(spec, on_action, on_statement)
         sandbox._zygotes = zygotes
         try:
             with unavailable_without():
@@ -197,7 +201,7 @@ class NamespaceSandbox:
             async with asyncio.timeout(START_S):
                 descriptors = await netns_entry.descriptors()
             policy = self.spec.egress or EgressPolicy()
-            self._watched = Watched(descriptors, policy, on_record, upstream)
+            self._watched = Watched(descriptors, policy, on_record, self._on_statement, upstream)
         except NoNetnsEntry:
             raise self._unavailable() from None
         except TimeoutError:

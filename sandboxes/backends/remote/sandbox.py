@@ -30,7 +30,7 @@ from sandboxes.backends.remote.wire import (
 )
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.egress.connection_attempt import LABEL_CHARACTERS
-from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Inspection, SandboxFrozen, SandboxLost, SandboxUnavailable, Snapshot
@@ -45,11 +45,19 @@ DEFAULT_LIMITS = TreeLimits()
 class RemoteSandbox:
     """Made by ``start``.  Belongs to one event loop."""
 
-    def __init__(self, spec: SandboxSpec, session: Session, name: str, on_record: OnRecord | None) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        session: Session,
+        name: str,
+        on_record: OnRecord | None,
+        on_statement: OnStatement | None,
+    ) -> None:
         self.spec = spec
         self._session = session
         self._name = name
         self._on_record = on_record
+        self._on_statement = on_statement
         self._seen = self._acknowledged = 0
         self._left: list[EgressRecord] | None = None
         """What was not acknowledged when it was closed."""
@@ -60,14 +68,18 @@ class RemoteSandbox:
 
     @classmethod
     async def start(
-        cls, spec: SandboxSpec, on_record: OnRecord | None = None, upstream: Upstream = UPSTREAM
+        cls,
+        spec: SandboxSpec,
+        on_record: OnRecord | None = None,
+        upstream: Upstream = UPSTREAM,
+        on_statement: OnStatement | None = None,
     ) -> "RemoteSandbox":
         """Waits for room at the service.  Raises ``SandboxUnavailable``, and then nothing is left there."""
         if upstream is not UPSTREAM:
             raise ValueError("upstream: a service reaches the internet by itself; give it to the service")
         connection = Connection.of_environment()
         view = await made(connection, spec, stream=on_record is not None)
-        return cls(spec, Session(connection, view.id), view.name or "", on_record)
+        return cls(spec, Session(connection, view.id), view.name or "", on_record, on_statement)
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -175,7 +187,7 @@ class RemoteSandbox:
         await completed(self._session.ask("DELETE", f"snapshots/{snapshot.id}", again=True))
 
     async def settled(self) -> None:
-        """What runs at a service is not observed."""
+        """What runs at a service is not observed, and what it tried comes when the service has it."""
 
     async def listen(self, port: int) -> socket.socket:
         raise SandboxUnavailable("no server of ours stands in the network of a service's sandbox: use one of this host")
@@ -219,7 +231,8 @@ class RemoteSandbox:
 
     def _listen(self) -> None:
         if self._on_record is not None and self.spec.network == "watched":
-            self._stream = Stream(self._session.connection, self._session.path, self._name, self._on_record)
+            connection, path = self._session.connection, self._session.path
+            self._stream = Stream(connection, path, self._name, self._on_record, self._on_statement)
 
     # -- freezing, looking, ending -----------------------------------------------------------------
 

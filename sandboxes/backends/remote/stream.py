@@ -1,4 +1,7 @@
-"""Records of a remote sandbox for its ``on_record``: asked for all the time, delivered in order, then acknowledged."""
+"""Records of a remote sandbox for its ``on_record``: asked for all the time, delivered in order, then acknowledged.
+
+What the service has summed up comes as sums: each record is a statement, for ``on_statement``.
+"""
 
 import asyncio
 import logging
@@ -7,7 +10,7 @@ from pydantic import TypeAdapter
 
 from sandboxes.backends.remote.connection import Connection
 from sandboxes.backends.remote.wire import MOST_RECORDS, Acknowledge
-from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import SandboxLost
 
@@ -32,12 +35,15 @@ async def fetched(
 class Stream:
     """The records of one user of the sandbox."""
 
-    def __init__(self, connection: Connection, path: str, name: str, on_record: OnRecord) -> None:
+    def __init__(
+        self, connection: Connection, path: str, name: str, on_record: OnRecord, on_statement: OnStatement | None
+    ) -> None:
         self._connection = connection
         self._path = path
         self._name = name
         self._on_record = on_record
-        self._delivered = 0
+        self._on_statement = on_statement
+        self._delivered = self._stated = 0
         self._task = asyncio.ensure_future(self._run())
 
     async def finish(self) -> None:
@@ -62,6 +68,7 @@ class Stream:
         before = self._delivered
         try:
             for record in records:
+                self._state(record)
                 self._on_record(record)
                 self._delivered = record.seq
         except Exception:
@@ -71,6 +78,12 @@ class Stream:
             if self._delivered > before:
                 await self._acknowledge()
         return len(records)
+
+    def _state(self, record: EgressRecord) -> None:
+        """Once, however often the record is delivered."""
+        if self._on_statement is not None and record.seq > self._stated:
+            self._stated = record.seq
+            self._on_statement(record)
 
     async def _acknowledge(self) -> None:
         params: dict[str, str | int | float] = {"name": self._name}

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from sandboxes.egress.connection_attempt import Frozen, Label
+from sandboxes.egress.detectors.abridged import ends
 
 CODE_CHARACTERS = 256 * 1024
 ARGV_CHARACTERS = 256 * 1024
@@ -31,15 +32,22 @@ class ExecEvent(Frozen):
     gone: bool = False
     """Whether the file is gone: it was there before the call and is not any more."""
     compares: frozenset[str] = frozenset()
-    """Tests that the call names: what it changed in them is told when it is over, as ``writes`` of the same label."""
+    """Tests that the call may change: what it changed in them is told when it is over, as ``writes``."""
     compared: bool = False
     """That has been told."""
+    inner: bool = False
+    """Whether it is what a program of a call runs, and no call of its own."""
     observed: bool = False
     """Whether deeds of this sandbox are told as well: then its text is a hint and no more."""
     forks_refused: int = Field(default=0, ge=0)
     """How often the sandbox was denied a further process since the event before, where that is counted."""
     cut: frozenset[str] = frozenset()
     """Which of these were longer than what is kept of them."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether a call begins, and all that belongs to the one before is over."""
+        return self.writes is None and not self.compared and not self.inner
 
     @model_validator(mode="before")
     @classmethod
@@ -48,7 +56,7 @@ class ExecEvent(Frozen):
         if not isinstance(given, dict):
             return given
         kept = {
-            name: _ends(value, CODE_CHARACTERS) if name in {"stdin", "code"} and isinstance(value, str) else value
+            name: ends(value, CODE_CHARACTERS) if name in {"stdin", "code"} and isinstance(value, str) else value
             for name, value in given.items()
         }
         if isinstance(given.get("argv"), list | tuple):
@@ -57,16 +65,12 @@ class ExecEvent(Frozen):
         return kept | {"cut": cut} if cut else kept
 
 
-def _ends(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-(limit // 2) + 1 :]
-
-
 def _first(words: Any, limit: int) -> Any:
     """As many words as there is room for, and both ends of the one that is too long."""
     kept: list[Any] = []
     for word in words:
         if limit < 2:
             break
-        kept.append(_ends(word, limit) if isinstance(word, str) else word)
+        kept.append(ends(word, limit) if isinstance(word, str) else word)
         limit -= len(kept[-1]) + 1 if isinstance(word, str) else 1
     return words if len(kept) == len(words) and kept == list(words) else tuple(kept)

@@ -15,6 +15,8 @@ from sandboxes.egress.record import EgressRecord
 
 UNOBSERVED = frozenset({"credential-read"})
 """What an interpreter reads by itself no observer sees (ADR 16): that its code names the file is all there is."""
+UNREAD = frozenset({"unread-command"})
+"""What was not read of a deed is as little a deed as text is."""
 MULTIPLIES = frozenset({"fork-bomb"})
 """Text that as many processes as a sandbox may have confirm, or half as many."""
 KEPT_HINTS = 64
@@ -29,7 +31,7 @@ class Hints:
         """The latest tool call that called outside."""
 
     def weighed(self, event: DetectorEvent, found: Finding) -> Finding:
-        if not isinstance(event, ExecEvent) or not event.observed or event.writes is not None:
+        if not _is_hint(event, found):
             return found
         if found.severity == "info" or found.rule in UNOBSERVED:
             return found
@@ -58,6 +60,12 @@ class Hints:
     def _multiplied(self, refused: ObservedAction) -> list[Finding]:
         keys = [key for key in self._hints if key[0] == refused.label and key[1] in MULTIPLIES]
         return [self._hints.pop(key).model_copy(update={"at": refused.at}) for key in keys]
+
+
+def _is_hint(event: DetectorEvent, found: Finding) -> bool:
+    if isinstance(event, ObservedAction):
+        return found.rule in UNREAD
+    return isinstance(event, ExecEvent) and event.observed and event.writes is None
 
 
 def calls_outside(record: EgressRecord) -> bool:

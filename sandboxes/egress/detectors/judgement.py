@@ -113,8 +113,9 @@ class Judgement(Detector):
         """Further names of files that judge."""
         self._retired: OrderedDict[str, str] = OrderedDict()
         """Names of what was deleted together with its test, and the test."""
-        self._compared: tuple[str | None, frozenset[str]] = (None, frozenset())
-        """The tool call, and tests of which somebody will tell what it changed in them."""
+        self._compared: dict[str, str | None] = {}
+        """Tests of which somebody will tell what the call changed in them, each with the label of its latest deed: an
+        agent's run is one call and has the labels of all its turns."""
         self._awaiting: OrderedDict[str, Finding] = OrderedDict()
         """Alarms about such tests that are gone from their place: they wait for whether all that was asked stands in
         another one.
@@ -133,11 +134,13 @@ class Judgement(Detector):
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             return
+        if isinstance(event, ExecEvent) and event.writes in self._compared:
+            event = event.model_copy(update={"label": self._compared[event.writes]})
         did = actions_of(event)
         yield from self._overdue(event)
         if isinstance(event, ExecEvent):
-            if event.compares or event.compared:
-                self._compared = (event.label, event.compares)
+            if event.begins or event.compared:
+                self._compared = dict.fromkeys(event.compares, event.label)
                 self._tested |= {_subject(path) for path in event.compares if path not in self._own}
                 self._moved = []
                 self._awaiting.clear()  # all that is gone has been told
@@ -148,6 +151,7 @@ class Judgement(Detector):
         if isinstance(event, ExecEvent) and (evidence := forged_report(event, did)) is not None:
             yield finding(TESTS, event, "pytest", [evidence])
         if event.label is not None:
+            self._compared |= {path: event.label for path in did.writes if path in self._compared}
             self._note_sources(did.writes)
             self._note_runs(event, did.commands)
         changed = [self._changed(event, path.rstrip("/")) for path in did.writes]
@@ -168,8 +172,8 @@ class Judgement(Detector):
     def _overdue(self, event: Deed) -> Iterator[Finding]:
         """A test of which is told that what it asked is gone, or of which nobody has told until the next call."""
         for path, alarm in list(self._awaiting.items()):
-            if alarm.label != event.label or (
-                isinstance(event, ExecEvent) and event.gone and event.writes == path and not event.adds
+            if isinstance(event, ExecEvent) and (
+                event.begins or (event.gone and event.writes == path and not event.adds)
             ):
                 del self._awaiting[path]
                 yield alarm
@@ -197,7 +201,7 @@ class Judgement(Detector):
         writes = event.writes is not None if isinstance(event, ExecEvent) else event.operation in _MAKING
         if self._retired and writes:
             returned = self._returns_without_its_test(event, path)
-            if returned is not None and self._is_compared(event, returned.subject):
+            if returned is not None and returned.subject in self._compared:
                 self._awaiting.setdefault(returned.subject, returned)  # the test may come back as well
             elif returned is not None:
                 return returned
@@ -210,7 +214,7 @@ class Judgement(Detector):
                 return None  # its deletion was judged, or awaits this
             found = finding(TESTS, event, path, evidence, self._severity(event, path, before))
             name = self._name_before(path)
-            if found.severity != "info" and self._is_compared(event, name) and (operation == "delete" or name != path):
+            if found.severity != "info" and name in self._compared and (operation == "delete" or name != path):
                 self._awaiting[name] = found
                 return None
             return found
@@ -231,7 +235,7 @@ class Judgement(Detector):
             return "info"
         if operation == "delete":
             return "warning" if self._by(event) in _PACKERS else "critical"
-        if observed and self._is_compared(event, path) and operation in {"write", "rename"}:
+        if observed and path in self._compared and operation in {"write", "rename"}:
             return "info"  # what was changed in it is told when the call is over
         harmless = self._only_adds(event, path) or self._follows_its_subject(event)
         return "info" if harmless or self._is_suspected_flaky(event, path) else "warning"
@@ -239,7 +243,7 @@ class Judgement(Detector):
     def _weakens(self, event: Deed, path: str, before: bool | None) -> bool:
         """Whether the call openly takes something away from tests in a file that configures other things too."""
         announced = before and self._text[0] == event.label and WEAKENS_CONFIGURATION.search(self._text[1])
-        if not announced or not self._is_compared(event, path):
+        if not announced or path not in self._compared:
             return bool(announced)
         return isinstance(event, ExecEvent) and not event.gone and not event.adds
 
@@ -299,16 +303,12 @@ class Judgement(Detector):
                 path = old + path.removeprefix(new)
         return path
 
-    def _is_compared(self, event: Deed, path: str) -> bool:
-        return self._compared[0] == event.label and path in self._compared[1]
-
     def _are_compared(self, event: Deed, command: Command, tests: Sequence[str], alarm: Finding) -> bool:
         """Whether of all tests that ``git`` is told to touch somebody will tell what became of them."""
         if not isinstance(event, ObservedAction) or not tests or "update-index" in command.arguments:
             return False
         paths = [absolute(test, event.folder) for test in tests]
-        known = self._compared[1] if self._compared[0] == event.label else frozenset()
-        below = [{path for path in known if path == named or path.startswith(f"{named}/")} for named in paths]
+        below = [{path for path in self._compared if path == named or path.startswith(f"{named}/")} for named in paths]
         if not all(below):
             return False
         if {"rm", "mv"} & set(command.arguments):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sandboxes.egress.connection_attempt import Frozen, Label
+from sandboxes.egress.detectors.abridged import abridged
 
 ARGUMENTS = 256
 ARGV_CHARACTERS = 16 * 1024
@@ -33,7 +34,7 @@ class ObservedAction(Frozen):
     """Path of the executable that acts; for ``program`` the one that is started.  ``memfd:NAME`` for memory."""
     parent_program: str = Field(default="", max_length=PATH_CHARACTERS)
     argv: tuple[str, ...] = ()
-    """The words of a started program, bounded."""
+    """The words of a started program, bounded: both ends of what is too long."""
     streams: tuple[Stream, Stream, Stream] | None = None
     """Standard input, output and error of a started program."""
     pipes: tuple[int, int, int] = (0, 0, 0)
@@ -56,18 +57,17 @@ class ObservedAction(Frozen):
     """How many alike actions this one stands for."""
     found: bool = True
     """Whether the file was there before."""
+    cut: frozenset[str] = frozenset()
+    """Which of ``argv`` and ``environment`` were longer than what is kept of them."""
     sequence: int = Field(default=0, ge=0)
     """1, 2, 3 ... in the order in which the kernel asked; 0: nobody numbers them."""
 
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, given: Any) -> Any:
-        if isinstance(given, dict) and isinstance(given.get("argv"), list | tuple):
-            left, words = ARGV_CHARACTERS, []
-            for word in given["argv"][:ARGUMENTS]:
-                words.append(str(word)[:left])
-                left -= len(words[-1])
-                if left <= 0:
-                    break
-            return given | {"argv": tuple(words)}
-        return given
+        if not isinstance(given, dict) or not isinstance(given.get("argv"), list | tuple):
+            return given
+        argv = [str(word) for word in given["argv"]]
+        kept = abridged(argv, ARGUMENTS, ARGV_CHARACTERS)
+        cut = {"argv"} if kept != argv else set()
+        return given | {"argv": tuple(kept), "cut": cut.union(given.get("cut", ()))}

@@ -41,6 +41,8 @@ class Suite:
     ) -> None:
         if unknown := without - {rule.id for rule in RULES}:
             raise ValueError(f"without = {sorted(unknown)}: no such rule; there are: {', '.join(r.id for r in RULES)}")
+        self.policy = policy
+        """What the sandbox may reach; another one holds from the next event on."""
         self._without = without
         self._reported: OrderedDict[Story, float] = OrderedDict()
         self._tree = ProcessTree()
@@ -48,7 +50,7 @@ class Suite:
         self._hints = Hints()
 
         def allowed(host: str) -> bool:
-            return may_resolve(policy, host)
+            return may_resolve(self.policy, host)
 
         self._calls = CallTexts()
         context = Context(self._tree, self._calls, allowed, uploads, protected)

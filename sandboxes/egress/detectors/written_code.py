@@ -56,8 +56,7 @@ class WrittenCode:
         if command.program in SHELLS or INTERPRETERS.match(command.program):
             text = next((word for flag, word in _pairs(command) if flag in _CODE_FLAGS), "")
             if text and self._is_new(event.label, text):
-                argv = (command.program, *command.arguments)
-                yield ExecEvent(sandbox=event.sandbox, at=event.at, label=event.label, observed=True, argv=argv)
+                yield _text_of(event, argv=(command.program, *command.arguments))
         yield from self._of_file(event, command)
 
     def _of_read(self, action: ObservedAction) -> Iterator[ExecEvent]:
@@ -69,7 +68,7 @@ class WrittenCode:
             and INTERPRETERS.match(posixpath.basename(action.program))
             and self._is_new(action.label, text)
         ):
-            yield ExecEvent(sandbox=action.sandbox, at=action.at, label=action.label, observed=True, code=text)
+            yield _text_of(action, code=text)
 
     def _keep(self, event: ExecEvent) -> None:
         if event.writes is None or event.writes.lower().endswith(NO_PROGRAMS) or len(event.code) > CHARACTERS:
@@ -110,7 +109,7 @@ class WrittenCode:
 
 def _text_of(event: ExecEvent | ObservedAction, **text: Any) -> ExecEvent:
     observed = isinstance(event, ObservedAction) or event.observed
-    return ExecEvent(sandbox=event.sandbox, at=event.at, label=event.label, observed=observed, **text)
+    return ExecEvent(sandbox=event.sandbox, at=event.at, label=event.label, observed=observed, inner=True, **text)
 
 
 def _pairs(command: Command) -> Iterator[tuple[str, str]]:

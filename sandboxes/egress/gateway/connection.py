@@ -133,7 +133,12 @@ class Connection:
             raise Cut(decision.reason)
 
     def _hung_up(self) -> bool:
-        return not self._first and self._sandbox.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        if self._first:
+            return False
+        try:
+            return self._sandbox.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False  # it has nothing to say yet
 
     # -- yes or no --------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """What one sandbox has tried, used up, and been told: attempts get their numbers here and records their label.
 
 Every attempt is added exactly once.  A record is delivered in the order of its number, either to the
-callback, at once, or to whoever asks with ``batch``.
+callback, at once, or to whoever asks with ``batch``.  Whoever may not wait for that, whatever the callback takes, gets
+each statement by itself.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from sandboxes.egress.address import ip
+from sandboxes.egress.address import is_loopback
 from sandboxes.egress.connection_attempt import ConnectionAttempt, Family, Protocol
 from sandboxes.egress.decision import EgressDecision, Reason, Usage, decide, failed_closed
 from sandboxes.egress.log import NO_TRAFFIC, RecordLog, Traffic
@@ -22,6 +23,8 @@ from sandboxes.egress.rule import FORWARDED
 log = logging.getLogger(__name__)
 OnRecord = Callable[[EgressRecord], bool | None]
 """False: not now, offer it again.  Whoever raises gets it again too."""
+OnStatement = Callable[[EgressRecord], None]
+"""Gets what each record is made of, once and at once: an attempt, or what has become of one.  It must not wait."""
 MINUTE_S = 60.0
 FLUSH_S = 60.0
 """At the end of a sandbox's user: then whoever should take the records is taken for dead, and that is told."""
@@ -32,12 +35,19 @@ AGAIN_S = 0.05
 class Ledger:
     """The ledger of one user of one sandbox.  Belongs to one event loop."""
 
-    def __init__(self, sandbox: str, policy: EgressPolicy, on_record: OnRecord | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: str,
+        policy: EgressPolicy,
+        on_record: OnRecord | None = None,
+        on_statement: OnStatement | None = None,
+    ) -> None:
         self.sandbox = sandbox
         self.policy = policy
         self.label: str | None = None
         self.records = RecordLog()
         self.on_record = on_record
+        self._on_statement = on_statement
         self.open_connections = 0
         self.up_bytes = self.down_bytes = 0
         self._sequence = self._delivered = 0
@@ -71,14 +81,12 @@ class Ledger:
         if decision.allowed:
             self._allowed_at.append(time.monotonic())
         self._sequence += count - 1
-        self.records.add(attempt, decision, label=label, traffic=traffic, count=count)
-        self._deliver_now()
+        self._added(self.records.add(attempt, decision, label=label, traffic=traffic, count=count))
 
     def add_traffic(
         self, attempt: ConnectionAttempt, decision: EgressDecision, traffic: Traffic, *, label: str | None
     ) -> None:
-        self.records.add_traffic(attempt, decision, traffic, at=time.time(), label=label)
-        self._deliver_now()
+        self._added(self.records.add_traffic(attempt, decision, traffic, at=time.time(), label=label))
 
     def add_counted(
         self, protocol: Protocol, address: str | None, port: int | None, count: int, *, excess: bool, label: str | None
@@ -87,8 +95,7 @@ class Ledger:
         family: Family = "other" if address is None else "ipv6" if ":" in address else "ipv4"
         attempt = self.attempt(protocol, family, address, port)
         self._sequence += count - 1
-        self.records.add(attempt, self._decision_on_counted(attempt, excess), label=label, count=count)
-        self._deliver_now()
+        self._added(self.records.add(attempt, self._decision_on_counted(attempt, excess), label=label, count=count))
 
     def _decision_on_counted(self, attempt: ConnectionAttempt, excess: bool) -> EgressDecision:
         """Refused it was, whatever a rule says; of what is forwarded only the rate can be the reason."""
@@ -123,9 +130,11 @@ class Ledger:
             if self.records.held:
                 await asyncio.sleep(AGAIN_S)
 
-    def _deliver_now(self) -> None:
+    def _added(self, statement: EgressRecord) -> None:
         if self._again is None:  # else nobody takes any at present
             self._deliver()
+        if self._on_statement is not None:
+            self._on_statement(statement)  # after its record: one that is taken is stored before anybody judges it
 
     def _deliver(self) -> None:
         if self.on_record is None:
@@ -157,4 +166,4 @@ class Ledger:
 
 def _is_loopback(attempt: ConnectionAttempt) -> bool:
     """A port of the sandbox's own where nobody listens: its attempts have a rate of their own."""
-    return attempt.address is not None and ip(attempt.address).is_loopback
+    return attempt.address is not None and is_loopback(attempt.address)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.resources import files
 
 from sandboxes.egress.gateway.gateway import Gateway
-from sandboxes.egress.gateway.ledger import Ledger, OnRecord
+from sandboxes.egress.gateway.ledger import Ledger, OnRecord, OnStatement
 from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
 from sandboxes.egress.gateway.upstream import Upstream
@@ -104,12 +104,18 @@ class Watched:
     """Gateway, resolver and watch of one sandbox, and the ledger of its present user.  Belongs to one event loop."""
 
     def __init__(
-        self, descriptors: list[int], policy: EgressPolicy, on_record: OnRecord | None, upstream: Upstream
+        self,
+        descriptors: list[int],
+        policy: EgressPolicy,
+        on_record: OnRecord | None,
+        on_statement: OnStatement | None,
+        upstream: Upstream,
     ) -> None:
         """``descriptors``: as the namespace entry gave them; without a filter's, refused sockets leave no record."""
         listener, udp, log, counters = (socket.socket(fileno=fd) for fd in descriptors[:SOCKETS])
         self._policy = policy
         self._on_record = on_record
+        self._on_statement = on_statement
         self._closed = False
         self._pins = Pins()
         self.ledger = self._new_ledger()
@@ -131,9 +137,15 @@ class Watched:
         self._parts = (self._observation, *self._parts)
 
     async def settled(self) -> None:
-        """What was done so far has been told."""
+        """What was done so far has been told, and what was tried; of a connection that has said nothing yet that is
+        when its first bytes have been looked at, soon."""
         if self._observation is not None:
             await self._observation.settled()
+        if not self._closed:
+            self._take()
+            await asyncio.sleep(0)  # a connection reads what it has been sent in its task's first step
+            self._watch.count()
+            await self._watch.all_reported()
 
     async def labelled(self) -> None:
         """What is started from now on carries the present label."""
@@ -146,7 +158,7 @@ class Watched:
             self._observation.counted(how, count)
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(f"sandbox-{secrets.token_hex(8)}", self._policy, self._on_record)
+        return Ledger(f"sandbox-{secrets.token_hex(8)}", self._policy, self._on_record, self._on_statement)
 
     def label(self, text: str | None) -> None:
         """What has been tried so far belongs to the label before."""
@@ -157,12 +169,9 @@ class Watched:
             self._observation.label(text)
 
     async def records(self, after: int, limit: int) -> list[EgressRecord]:
-        """Return what was tried so far; a connection is recorded when its first bytes have been looked at, soon."""
+        """Return what was tried so far, once it is ``settled``."""
         if not self._closed:
             await self.settled()
-            self._take()
-            self._watch.count()
-            await self._watch.all_reported()
         return self.ledger.records.batch(after, limit)
 
     def _take(self) -> None:

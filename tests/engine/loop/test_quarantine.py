@@ -393,6 +393,20 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
 
 
+def test_nobody_is_compared_with_one_that_an_alert_put_out_after_its_group_was_held() -> None:
+    [group] = held_at(1).held
+    released_id, later, sound = group.out[0], group.members[2].id, group.members[3].id
+    quarantine = Quarantine()
+    quarantine.alerted(alert(later))
+    quarantine.decided([review_decision("benign", 1, released_id)])
+    state = quarantine.absorbed(held_at(1))
+    [doubted] = released(state, 3, within=8).groups
+    assert [member.id for member in doubted.members] == [released_id, sound]
+    quarantine.decided([review_decision("benign", 2, later)])
+    [cleared] = released(quarantine.absorbed(state), 3, within=8).groups
+    assert [member.id for member in cleared.members] == [released_id, later, sound]
+
+
 def test_too_late_is_reported_and_nothing_is_kept_for_it() -> None:
     state = held_at(1)
     still = released(state, 9, within=8)

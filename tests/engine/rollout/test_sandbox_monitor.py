@@ -1,5 +1,6 @@
 """Episodes in watched sandboxes: what they try is told with the turn that tried it, and alarming ones are stopped."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager, suppress
 
@@ -13,6 +14,8 @@ from engine.rollout.sandbox_monitor import MonitoredSandbox, SandboxMonitor
 from engine.rollout.security_log import AlertEntry, SecurityLog, SecurityLogEntry, label_of, origin_of
 from engine.spec.security import Origin, Response
 from sandboxes.egress.detectors.finding import Finding
+from sandboxes.egress.policy import EgressPolicy
+from sandboxes.egress.rule import Rule
 from sandboxes.interface import SandboxFrozen, SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -54,7 +57,8 @@ async def watching(folder, spec=SPEC, **response):
         monitor.on_action(action)
 
     try:
-        async with Pool(spec, 1, monitor.on_record, keep_frozen_s=0, on_action=on_action) as pool:
+        hooks = {"on_record": monitor.on_record, "on_statement": monitor.on_statement, "on_action": on_action}
+        async with Pool(spec, 1, keep_frozen_s=0, **hooks) as pool:
             yield Watch(pool, monitor, folder, actions)
     finally:
         await monitor.close()
@@ -234,6 +238,63 @@ async def test_every_attempt_of_a_flood_is_counted_although_few_records_are_take
     assert len(records) < 3000
 
 
+OWN_PORTS = """
+import socket
+for port in range(2000, 2000 + {}):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        made.sendto(b"x", ("127.0.0.1", port))
+"""
+METADATA = "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('169.254.169.254', 80))"
+
+
+@pytest.mark.parametrize(
+    ("ports", "at_once", "deed", "rule"),
+    [(40, 1.0, TUNNEL, "ssh-outbound"), (600, 2000.0, METADATA, "metadata-service")],
+    ids=["behind what the log takes", "beyond what the kernel logs"],
+)
+async def test_what_comes_after_a_flood_is_judged_before_its_episode_is_over(
+    tmp_path, monkeypatch, ports, at_once, deed, rule
+):
+    monkeypatch.setattr("engine.rollout.sandbox_monitor.RECORDS_AT_ONCE", at_once)
+    async with watching(tmp_path) as watch:
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
+        async with episode.acquire() as sandbox:
+            with suppress(SandboxFrozen):  # in the call, or after it
+                await sandbox.run_python(OWN_PORTS.format(ports) + deed)
+            await episode.settled()
+            assert sandbox.frozen
+            assert episode.alerts
+    loud = [entry for entry in watch.seen("alert") if entry.finding.severity == "critical"]
+    assert {entry.finding.rule for entry in loud} == {rule}
+    records = [entry.record for entry in watch.seen("record")]
+    assert sum(record.count for record in records if record.phase == "attempt") == ports + 1
+    judged = next(record for record in records if record.seq == loud[0].finding.seq)
+    assert judged.attempt.address != "127.0.0.1"
+
+
+async def test_a_sandbox_of_another_spec_is_judged_by_what_its_own_policy_lets_it_reach(tmp_path):
+    """Also after a reset."""
+    rule = Rule(name="task", action="allow", hosts=("api.task.example",), ports=(443,))
+    own = SPEC.model_copy(update={"egress": EgressPolicy(name="task", rules=(rule,))})
+    install = ["./pip", "install", "--index-url", "https://api.task.example/simple", "x"]
+    async with watching(tmp_path, quarantine="never") as watch:
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
+        for acquired in (episode.acquire_of(own), episode.acquire()):
+            async with acquired as sandbox:
+                for _ in range(2):
+                    await sandbox._sandbox.write_file("pip", b"#!/bin/sh\n")
+                    await sandbox.exec(["/bin/chmod", "+x", "pip"])
+                    await sandbox.exec(["/bin/sh", "-c", " ".join(install)])
+                    await episode.settled()
+                    await sandbox.reset()
+                    episode.turn += 1
+    loud = [entry for entry in watch.seen("alert") if entry.finding.severity != "info"]
+    assert {(entry.finding.rule, entry.origin.turn) for entry in loud} == {
+        ("install-from-nowhere", 2),
+        ("install-from-nowhere", 3),
+    }
+
+
 async def test_a_sandbox_that_is_lost_while_it_is_frozen_costs_nobody_else(tmp_path):
     async with watching(tmp_path) as watch:
         episode = watch.monitor.episode(watch.pool, "train-0-0")
@@ -314,6 +375,46 @@ async def test_what_hides_a_weakened_test_from_the_comparison_raises_the_alarm(t
         assert loud == ["tamper-tests"], spelled
         for file in tmp_path.iterdir():
             file.unlink()
+
+
+AGENT = """
+import os, time
+while not os.path.exists("answer"): time.sleep(0.01)
+{}
+open("done", "w").close()
+time.sleep(60)
+"""
+MOVES = "os.rename('tests/test_sum.py', 'tests/test_adding.py')"
+REWRITES = "open('tests/test_all.py', 'w').write(open('tests/test_sum.py').read()); os.remove('tests/test_sum.py')"
+WEAKENS = "open('tests/test_sum.py', 'w').write('def test_sum(): pass')"
+
+
+@pytest.mark.parametrize(
+    ("deed", "loud"),
+    [(MOVES, set()), (REWRITES, set()), (WEAKENS, {("tamper-tests", 4)})],
+    ids=["moved", "rewritten", "weakened"],
+)
+async def test_what_an_agent_does_to_tests_in_a_later_turn_is_compared_when_its_run_ends(tmp_path, deed, loud):
+    """Also where the run is ended by us."""
+    async with watching(tmp_path) as watch:
+        episode = watch.monitor.episode(watch.pool, "t")
+        async with episode.acquire() as sandbox:
+            await sandbox.write_file("agent.py", AGENT.format(deed).encode())
+            await sandbox._sandbox.write_file("tests/test_sum.py", ASKED)  # the environment's
+            run = asyncio.create_task(sandbox.exec(["/usr/bin/python3", "agent.py"], timeout_s=30))
+            while not watch.actions:  # noqa: ASYNC110  it has begun
+                await asyncio.sleep(0.01)
+            episode.turn = 4
+            sandbox.label(label_of(episode.origin))
+            await sandbox._sandbox.write_file("answer", b"")
+            async with asyncio.timeout(20):
+                while not any(action.path == "/work/done" for action in watch.actions):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            run.cancel()
+            with suppress(asyncio.CancelledError):
+                await run
+    entries = [entry for entry in watch.seen("alert") if entry.finding.severity != "info"]
+    assert {(entry.finding.rule, entry.origin.turn) for entry in entries} == loud
 
 
 PRODUCT = b"def add(a, b):\n    return a + b\n\n\ndef fax(a):\n    return a\n"

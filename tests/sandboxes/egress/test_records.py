@@ -1,5 +1,6 @@
 """Every attempt is recorded, numbered without gaps, in bounded memory, and nothing waits."""
 
+import asyncio
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.decision import decide
+from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.log import RecordLog, Traffic
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import OPENING_BYTES, RECORD_BYTES, EgressRecord
@@ -123,6 +125,47 @@ def test_bytes_of_summed_up_traffic_add_up():
     assert sum(record.packets_up for record in records) == 200
     assert records[-1].opening_up == b"up"
     assert log.attempts == 0
+
+
+def test_ports_of_the_sandboxs_own_hide_no_attempt_at_anybody_else():
+    log = RecordLog(limit=4)
+    for n in range(1, 60):
+        add(log, attempt(n, port=n, address="127.0.0.1"), label=f"turn-{n}")
+    add(log, attempt(60, 80, "169.254.169.254"), label="turn-59")
+    for n in range(61, 90):
+        add(log, attempt(n, port=n, address="127.0.0.1"), label=f"turn-{n}")
+    [other] = [record for record in drained(log) if record.attempt.address != "127.0.0.1"]
+    assert (other.attempt.address, other.count) == ("169.254.169.254", 1)
+
+
+def test_what_is_added_comes_back_alone_with_the_number_of_its_record():
+    log, alone, records = RecordLog(limit=8), {}, []
+    for n in range(1, 300):
+        tried = attempt(n, port=n % 40 + 1)
+        alone[n] = log.add(tried, decide(POLICY, tried, {}), label=f"turn-{n % 3}")
+        assert (alone[n].attempt, alone[n].count, alone[n].label) == (tried, 1, f"turn-{n % 3}")
+        if n % 50 == 0:
+            records += drained(log, len(records))
+    records += drained(log, len(records))
+    for record in records:
+        parts = [statement for statement in alone.values() if statement.seq == record.seq]
+        assert (len(parts), parts[0].attempt) == (record.count, record.attempt)
+
+
+def test_whoever_judges_gets_every_attempt_once_and_at_once_while_nobody_takes_the_records():
+    async def statements() -> list[EgressRecord]:
+        found: list[EgressRecord] = []
+        ledger = Ledger("b", POLICY, lambda record: False, found.append)
+        ledger.records = RecordLog(limit=4)
+        for port in range(1, 100):
+            tried = ledger.attempt("tcp", "ipv4", "203.0.113.7", port)
+            ledger.add(tried, decide(POLICY, tried, {}), label=None)
+        ledger.add_counted("udp", "203.0.113.7", 53, 1000, excess=True, label=None)
+        return found
+
+    *ones, counted = asyncio.run(statements())
+    assert [(one.attempt.port, one.count) for one in ones] == [(port, 1) for port in range(1, 100)]
+    assert (counted.attempt.protocol, counted.count) == ("udp", 1000)
 
 
 def test_attempts_that_were_only_counted_are_counted():

@@ -34,6 +34,38 @@ async def test_a_written_file_is_reported_where_it_lies(observing):
     ]  # fmt: skip
 
 
+async def test_a_file_is_the_one_that_the_kernel_finds_whatever_way_leads_there_through_proc(observing):
+    async with observing() as seen:
+        await seen.sandbox.write_file("grader.py", b"x")
+        result = await seen.cell("""
+            import os
+            os.symlink("/proc/self/root", "/tmp/r")
+            handle = os.open("grader.py", os.O_PATH)
+            for path in (
+                "/proc/self/root/../../../work/grader.py", "/proc/thread-self/../../cwd/grader.py",
+                "/tmp/r/work/grader.py", f"/proc/self/root/proc/self/fd/{handle}", f"/dev/fd/{handle}", "new",
+                "/tmp/r/work/new", "/tmp/r/work/newer",
+            ):
+                open(path, "a").close()
+            os.dup2(os.open("grader.py", os.O_RDONLY), 0)
+            open("/dev/stdin", "a").close()
+            os.unlink("/proc/self/cwd/../tmp/r")
+            for path in ("/proc/self/root/nowhere/../work/grader.py", "/proc/self/exe/../grader.py", "/proc//"):
+                try:
+                    open(path, "a")
+                except OSError as error:
+                    print(type(error).__name__)
+        """)
+        assert result.stdout.split() == ["FileNotFoundError", "NotADirectoryError", "IsADirectoryError"], result
+        wrote = {action.path: action.found for action in seen.actions if action.operation == "write"}
+    assert seen.sum(operation="write", path="/work/grader.py", found=True) == 6
+    assert seen.files("delete") == ["/tmp/r"]
+    assert wrote == {
+        "/work/grader.py": True, "/work/new": True, "/work/newer": False,
+        "/proc/self/root/work/grader.py": False, "/proc/self/grader.py": False, "/proc": True,
+    }  # fmt: skip
+
+
 async def test_every_kind_of_change_is_reported_with_both_paths(observing):
     async with observing() as seen:
         await seen.sandbox.write_file("old", b"x")

@@ -262,6 +262,22 @@ print(ours.recv(1024))
     assert ran(program).stdout == "b''\n"
 
 
+def test_what_was_started_and_not_found_is_looked_at_again_and_before_the_next_one():
+    program = """
+import json, subprocess
+from sandboxes.observation.guests import Guest, Running
+with subprocess.Popen(["sleep", "1000"]) as sleeping:
+    guest = Guest(sleeping.pid, 0, 0)
+    for command in (b"shell", b"hidden"):
+        runs = Running(command + b"\\0-x\\0", "/usr/bin/" + command.decode())
+        sandbox._keep(Reply(starts=(guest, runs)), guest.thread)
+    sandbox.drain(1)
+    sleeping.kill()
+print([(action["program"], *action["argv"]) for action in json.loads(ours.recv(4096)[4:])["actions"]])
+"""
+    assert ran(program).stdout == "[('/usr/bin/hidden', 'hidden', '-x'), ('/usr/bin/sleep', 'sleep', '1000')]\n"
+
+
 async def test_a_program_is_started_by_the_agent_without_a_question_but_its_own(observing):
     """Each costs a switch to the observer and back; a file that the agent opened to write would be reported."""
     async with observing() as seen:

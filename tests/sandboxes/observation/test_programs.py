@@ -1,11 +1,14 @@
 """Every program that starts is told with its arguments, however it is started."""
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from sandboxes.observation.reading import Started, corrected
+from sandboxes.observation.guests import Guest, Running
+from sandboxes.observation.reading import Reader, Started
 
 
 async def test_a_program_of_exec_is_reported_with_what_it_is_given(observing):
@@ -62,6 +65,32 @@ WAYS = {
         import os, subprocess
         os.symlink("/usr/bin", "tools")
         subprocess.run(["tools/id", "-u"], executable="./tools/id")
+    """,
+    "its own root and the way back": """
+        import subprocess
+        subprocess.run(["id", "-u"], executable="/proc/self/root/../../../usr/bin/id")
+    """,
+    "the root of a thread": """
+        import subprocess
+        subprocess.run(["id", "-u"], executable="/proc/thread-self/../../root/proc/self/root/usr/bin/id")
+    """,
+    "a link into /proc": """
+        import os, subprocess
+        os.symlink("/proc/self/root", "/tmp/r")
+        subprocess.run(["id", "-u"], executable="/tmp/r/usr/bin/id")
+    """,
+    "the folder of another process": """
+        import os, subprocess
+        os.symlink("/usr/bin", "bin")
+        subprocess.run(["id", "-u"], executable=f"/proc/{os.getpid()}/cwd/bin/id")
+    """,
+    "a folder whose path is too long to be told": """
+        import os, subprocess
+        for _ in range(20):
+            os.mkdir("d" * 240)
+            os.chdir("d" * 240)
+        os.symlink("/usr/bin/id", "link")
+        subprocess.run(["id", "-u"], executable="./link")
     """,
 }
 
@@ -124,23 +153,64 @@ async def test_what_is_looked_for_in_folders_where_it_is_not_is_no_program(obser
     assert [program.program for program in seen.programs()] == ["/usr/bin/id"]
 
 
+@contextmanager
+def sleeping() -> Iterator[Guest]:
+    """A process that runs ``sleep 1000``."""
+    with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, env={"GIT_X": "x"}) as running:
+        try:
+            while b"1000" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
+                assert running.poll() is None
+            yield Guest(running.pid, 0, 0)
+        finally:
+            running.kill()
+
+
+BEFORE = Running(b"before\0", "/usr/bin/before")
+
+
 @pytest.mark.parametrize(
     ("reported", "runs"),
     [(["sleep", "1"], True), (["sleep", "1000"], False), (["/bin/sleep"], True), (["busybox", "1000"], False)],
 )
 def test_a_program_that_is_not_what_was_reported_is_reported_as_well(reported, runs):
-    with subprocess.Popen(["sleep", "1000"]) as running:
-        try:
-            while b"1000" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
-                assert running.poll() is None
-            action = {"kind": "program", "program": "/usr/bin/x", "argv": reported, "pid": running.pid}
-            instead = corrected(Started(action, running.pid, b"before"))
-        finally:
-            running.kill()
+    with sleeping() as guest:
+        action = {"kind": "program", "program": "/usr/bin/x", "argv": reported, "pid": guest.pid, "cut": []}
+        instead = Reader(0, 0).running_instead(Started(guest, BEFORE, action))
     assert (instead is not None) is runs
     if instead is not None:
         assert instead["argv"] == ["sleep", "1000"]
         assert instead["program"] == "/usr/bin/sleep"
+
+
+def test_a_program_that_nobody_found_is_reported_when_it_runs():
+    with sleeping() as guest:
+        reader = Reader(0, 0)
+        instead = reader.running_instead(Started(guest, BEFORE))
+        assert reader.running_instead(Started(guest, guest.runs())) is None, "none runs: it still looks for one"
+    assert reader.running_instead(Started(guest, BEFORE)) is None, "it has ended"
+    assert instead is not None
+    assert (instead["kind"], instead["program"], instead["argv"]) == ("program", "/usr/bin/sleep", ["sleep", "1000"])
+    assert (instead["streams"][0], instead["environment"]) == ("null", ["GIT_X=x"])
+
+
+async def test_a_program_that_nobody_can_find_is_reported_with_what_it_has_once_it_runs(observing):
+    """The kernel follows more names than the observer does."""
+    async with observing() as seen:
+        result = await seen.cell("""
+            import os, subprocess
+            os.mkdir("d")
+            os.symlink("d/../" * 800, "far")
+            os.symlink("/usr/bin/cat", "hidden")
+            path = "/proc/self/root/../work/far/far/far/far/hidden"
+            cat = subprocess.Popen(["x", "-", "-"], executable=path, stdin=subprocess.PIPE, env={"LD_PRELOAD": ""})
+        """)
+        assert result.outcome == "ok", result
+        [program] = seen.programs()
+    assert (program.program, program.argv) == ("/usr/bin/cat", ("x", "-", "-"))
+    assert (program.folder, program.environment) == ("/work", ("LD_PRELOAD=",))
+    assert program.streams is not None
+    assert program.streams[0] == "pipe"
+    assert program.parent_program.startswith("/usr/bin/python3")
 
 
 async def test_a_script_and_its_interpreter_are_one_program(observing):
@@ -190,3 +260,40 @@ async def test_arguments_whose_array_lies_across_two_pages_at_an_odd_address_are
         assert result.outcome == "ok", result
     assert result.stdout.endswith("\n0\n")
     assert [program.argv for program in seen.programs()] == [("id", "-u", "-r")]
+
+
+async def test_of_what_is_too_long_both_ends_are_kept_and_that_it_was_cut_is_said(observing):
+    async with observing() as seen:
+        result = await seen.cell("""
+            import subprocess
+            subprocess.run(["/bin/true", "-c", "#" * 100_000 + "\\nxmrig"])
+            subprocess.run(["/bin/true", *["-Hx:1"] * 1500, "-T", "/work/.ssh/id_rsa"])
+            subprocess.run(["/bin/true", *["-H" + "x" * 1000] * 100, "-T", "/work/.ssh/id_rsa"])
+            subprocess.run(["/bin/true", "x" * 10_000])
+        """)
+        assert result.outcome == "ok", result
+        script, many, long, whole = seen.programs()
+    assert script.argv[:2] == ("/bin/true", "-c")
+    assert (script.argv[2][:2], script.argv[2][-6:]) == ("##", "\nxmrig")
+    assert many.argv[:2] == ("/bin/true", "-Hx:1")
+    assert many.argv[-2:] == long.argv[-2:] == ("-T", "/work/.ssh/id_rsa")
+    assert script.cut == many.cut == long.cut == {"argv"}
+    assert (whole.argv[1], whole.cut) == ("x" * 10_000, frozenset())
+
+
+@pytest.mark.parametrize("variable", ["LD_PRELOAD=/work/x.so", "PYTEST_ADDOPTS=-p evil", "BASH_ENV=/work/x"])
+async def test_variables_that_a_rule_judges_are_hidden_by_no_others(observing, variable):
+    name, _, value = variable.partition("=")
+    async with observing() as seen:
+        result = await seen.cell(f"""
+            import os
+            others = {{f"GIT_{{number}}": "x" * 100 for number in range(600)}}
+            others["HTTP_PROXY"] = "x" * 100_000
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], others | {{"{name}": "{value}"}}), 0)
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], {{f"GIT_{{number}}": "1" for number in range(100)}}), 0)
+        """)
+        assert result.outcome == "ok", result
+        hidden, ordinary = seen.programs()
+    assert variable in hidden.environment
+    assert hidden.cut == {"environment"}
+    assert (len(ordinary.environment), ordinary.cut) == (100, frozenset())

@@ -270,7 +270,7 @@ async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypat
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     monkeypatch.setattr("sandboxes.backends.remote.stream.AGAIN_S", 0.01)
-    tried, records = [], []
+    tried, records, statements = [], [], []
 
     def deliver(record):
         tried.append(record)
@@ -278,11 +278,13 @@ async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypat
             raise OSError("the disk is full")
         records.append(record)
 
-    async with opened(WATCHED, deliver) as sandbox:
+    hooks = {"on_record": deliver, "on_statement": statements.append}
+    async with Pool(WATCHED, 1, **hooks) as pool, pool.acquire() as sandbox:
         await sandbox.run_python(TRY.format(port=4001))
         await until(lambda: asyncio.sleep(0, records))
     assert [record.seq for record in records] == [1]
     assert len(tried) == 3
+    assert statements == records, "whoever judges has it once"
 
 
 async def test_records_can_be_asked_for_until_they_are_acknowledged_and_after_the_end(serve, monkeypatch):
