@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from sandboxes.backends.remote.connection import Connection
 from sandboxes.backends.remote.wire import MOST_RECORDS, Acknowledge
-from sandboxes.egress.gateway.ledger import OnRecord, OnStatement
+from sandboxes.egress.gateway.ledger import FLUSH_S, OnRecord, OnStatement
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import SandboxLost
 
@@ -19,7 +19,7 @@ RECORDS = TypeAdapter(list[EgressRecord])
 WAIT_S = 20.0
 """How long one question waits at the service for the next record, which then comes at once."""
 AGAIN_S = 0.5
-"""So long is waited after a record that could not be delivered."""
+"""So long is waited after a record that was not taken."""
 
 
 async def fetched(
@@ -47,11 +47,16 @@ class Stream:
         self._task = asyncio.ensure_future(self._run())
 
     async def finish(self) -> None:
-        """Deliver what there is by now: nothing of this user comes any more."""
+        """Deliver what there is by now: nothing of this user comes any more.  What is not taken for long is lost."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        while await self._round(0):
-            pass
+        give_up_at = asyncio.get_running_loop().time() + FLUSH_S
+        while (delivered := await self._round(0)) != 0:
+            if delivered is None and asyncio.get_running_loop().time() > give_up_at:
+                log.error("sandbox %s: records beyond %d were not taken for %g s", self._name, self._delivered, FLUSH_S)
+                return
+            if delivered is None:
+                await asyncio.sleep(AGAIN_S)
 
     async def _run(self) -> None:
         try:
@@ -63,13 +68,14 @@ class Stream:
             log.warning("records of sandbox %s beyond %d do not come: %s", self._name, self._delivered, error)
 
     async def _round(self, wait_s: float) -> int | None:
-        """Return how many records were delivered; None if one could not be, which is tried again."""
+        """Return how many records were delivered; None if one was not taken, which is tried again."""
         records = await fetched(self._connection, self._path, self._name, self._delivered, wait_s=wait_s)
         before = self._delivered
         try:
             for record in records:
                 self._state(record)
-                self._on_record(record)
+                if self._on_record(record) is False:
+                    return None
                 self._delivered = record.seq
         except Exception:
             log.exception("a record of sandbox %s could not be delivered", self._name)

@@ -287,6 +287,27 @@ async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypat
     assert statements == records, "whoever judges has it once"
 
 
+async def test_records_that_are_not_wanted_yet_come_again_also_at_the_end(serve, monkeypatch):
+    """As those of a log that takes so many at a time."""
+    service = await serve(upstream=NOWHERE)
+    monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
+    monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
+    monkeypatch.setattr("sandboxes.backends.remote.stream.AGAIN_S", 0.01)
+    offered, records = [], []
+
+    def take_every_third(record):
+        offered.append(record)
+        if len(offered) % 3:
+            return False
+        records.append(record)
+        return True
+
+    async with Pool(WATCHED, 1, on_record=take_every_third) as pool, pool.acquire() as sandbox:
+        for port in (4001, 4002, 4003, 4004):
+            await sandbox.run_python(TRY.format(port=port))
+    assert [record.attempt.port for record in records] == [4001, 4002, 4003, 4004]
+
+
 async def test_records_can_be_asked_for_until_they_are_acknowledged_and_after_the_end(serve, monkeypatch):
     service = await serve(upstream=NOWHERE)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
