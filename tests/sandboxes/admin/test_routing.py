@@ -189,6 +189,7 @@ async def test_an_admin_that_starts_finds_what_lives_whatever_another_host_remem
         if path == "/v1/sandboxes" and lost:
             lost.clear()
             fleet.file.drain("a", True)
+            await fleet.until_host(alice, "a", state="draining")
             raise HostUnreachable("it went away")
         return response
 
