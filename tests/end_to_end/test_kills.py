@@ -9,8 +9,8 @@ from tests.end_to_end.stack import Stack, small_spec
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 PARTS = ("web", "worker", "beat", "valkey", "postgres", "ray", "driver", "rollout", "generator", "learner")
-ONE_BY_ONE = ("web", "worker", "rollout", "postgres")
-SOAKED = ("beat", "valkey")
+ONE_BY_ONE = ("web", "rollout", "postgres")
+SOAKED = ("worker", "beat", "valkey")
 STEPS = 50
 """Enough that a run is still at work when a loaded service has noticed its sixth step."""
 
