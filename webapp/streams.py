@@ -7,7 +7,7 @@ sent.  A stream has none in hand while a piece is sent.
 from collections.abc import AsyncIterator, Iterator
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections, connection
+from django.db import connection
 
 
 async def streamed(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -23,5 +23,5 @@ def _made(pieces: Iterator[bytes]) -> bytes | None:
     """The connection, opened for the view or for this piece, goes back to the pool."""
     piece = next(pieces, None)
     if not connection.in_atomic_block:  # a test's is around the whole request
-        close_old_connections()
+        connection.close()
     return piece
