@@ -156,12 +156,16 @@ def test_emitting_never_waits_for_a_service_that_is_down(spool: Spool, service: 
     assert service.numbers == list(range(1, 51))
 
 
-def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
-    spool: Spool, service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sizes(service: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those of all batches that come to the service, in bytes."""
     sizes: list[int] = []
     take = service._take
     monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
+    return sizes
+
+
+def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(spool: Spool, service: Any, sizes: list[int]) -> None:
     roomy = Spool(spool._folder / "roomy")
     EventWriter(roomy, attempt=1).emit_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
     with shipping(roomy, service) as shipper:
@@ -171,12 +175,7 @@ def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
     assert sum(size > 1000 for size in sizes) == 3
 
 
-def test_a_full_batch_leaves_room_for_a_large_heartbeat(
-    spool: Spool, service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    take = service._take
-    monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
+def test_a_full_batch_leaves_room_for_a_large_heartbeat(spool: Spool, service: Any, sizes: list[int]) -> None:
     gpu = GpuUse(name="0 NVIDIA H100 80GB HBM3", busy=0.98, memory_bytes=72_345_678_848, total_bytes=85_520_809_984)
     ranks = [
         ProcessUse(name=f"rank-{number}", role="rank", pid=number, cores=1.0, memory_bytes=2**33, gpus=[gpu] * 8)

@@ -163,8 +163,8 @@ def test_whoever_judges_gets_every_attempt_once_and_at_once_while_nobody_takes_t
         ledger.add_counted("udp", "203.0.113.7", 53, 1000, excess=True, label=None)
         return found
 
-    *ones, counted = asyncio.run(statements())
-    assert [(one.attempt.port, one.count) for one in ones] == [(port, 1) for port in range(1, 100)]
+    *tried, counted = asyncio.run(statements())
+    assert [(statement.attempt.port, statement.count) for statement in tried] == [(port, 1) for port in range(1, 100)]
     assert (counted.attempt.protocol, counted.count) == ("udp", 1000)
 
 
