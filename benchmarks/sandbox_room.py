@@ -3,10 +3,11 @@
 import os
 import resource
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandboxes.cgroups.hierarchies import group_folder
+from sandboxes.cgroups.memory import CGROUP_V1, CGROUP_V2
 
 MEMORY_BYTES = 12 * 2**20
 """Reckoned for a sandbox.  About 6 MiB are seen in its processes; what the kernel keeps for it comes on top."""
@@ -90,14 +91,10 @@ def _and_above(folder: Path) -> Iterator[Path]:
 
 def _memory_left(group: Path) -> int:
     """Files that the kernel can drop count as free."""
-    for limit, usage, stale in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        if (most := _number(group / limit)) is not None:
-            lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-            droppable = next((int(value) for name, value in lines if name == stale), 0)
-            return most - (_number(group / usage) or 0) + droppable
+    for version in (CGROUP_V2, CGROUP_V1):
+        cgroup = replace(version, folder=group)
+        if (most := cgroup.limit_bytes) is not None:
+            return most - (cgroup.used_bytes or 0)
     return UNBOUNDED
 
 

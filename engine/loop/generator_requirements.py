@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,45 +23,13 @@ from engine.spec.judge import OF_THE_RUN
 from engine.spec.model import BuiltinModel, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
+from sandboxes.cgroups.memory import CGROUP_V1, CGROUP_V2, MemoryCgroup
 
 ATTENTION_ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"})
 MLP_ADAPTED = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
 """On which SGLang computes adapters.  In a mixture it would compute those of a shared expert for all experts."""
 SGLANG_PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The variable that names the interpreter of an environment with SGLang."""
-
-
-@dataclass(frozen=True)
-class MemoryCgroup:
-    """The files of a memory cgroup in ``folder``, and what ``memory.stat`` there calls the page cache that is idle."""
-
-    folder: Path
-    limit: str
-    use: str
-    idle_cache: str
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """None where there is none."""
-        file = self.folder / self.limit
-        text = file.read_text().strip() if file.is_file() else ""
-        return int(text) if text.isdigit() else None
-
-    @property
-    def used_bytes(self) -> int | None:
-        """Without the page cache that the kernel gives up before it lets anybody run out of memory, as far as that is
-        known.  None where nothing is."""
-        use, stat = self.folder / self.use, self.folder / "memory.stat"
-        if not use.is_file():
-            return None
-        counts = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
-        return int(use.read_text()) - int(counts.get(self.idle_cache, 0))
-
-
-CGROUP_V2 = MemoryCgroup(Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file")
-CGROUP_V1 = MemoryCgroup(
-    Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-)
 
 
 def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[Problem]:
@@ -202,9 +169,3 @@ def free_memory(cgroups: Sequence[MemoryCgroup] = (CGROUP_V2, CGROUP_V1)) -> int
         if (limit := cgroup.limit_bytes) is not None and (used := cgroup.used_bytes) is not None
     ]
     return min([int(psutil.virtual_memory().available), *left])
-
-
-def total_memory(cgroups: Sequence[MemoryCgroup] = (CGROUP_V2, CGROUP_V1)) -> int:
-    """Bytes that ``free_memory`` would be if nobody had any."""
-    limits = [limit for cgroup in cgroups if (limit := cgroup.limit_bytes) is not None]
-    return min([int(psutil.virtual_memory().total), *limits])

@@ -28,7 +28,6 @@ from engine.cluster.workers import WorkerGroup
 from engine.failures import AttemptFailed, Cancelled, RunFailed
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.generation import GenerationLane
-from engine.loop.generator_requirements import total_memory
 from engine.loop.judge_phase import Judging, judging_for
 from engine.loop.milestones import Milestones
 from engine.loop.phases import Phases
@@ -51,6 +50,7 @@ from engine.reporting.security_events import SecurityEvents
 from engine.spec import event
 from engine.spec.run import RunSpec
 from engine.training.recordings import BadRecording
+from sandboxes.cgroups.memory import total_memory
 from sandboxes.interface import SandboxUnavailable
 
 Ending = Literal["succeeded", "cancelled"]

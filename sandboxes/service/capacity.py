@@ -7,20 +7,18 @@ until there is room for it, and everybody behind it waits as well.
 
 import asyncio
 import itertools
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sandboxes.backends.namespaces.limits import bounds
 from sandboxes.backends.remote.faults import Fault
+from sandboxes.cgroups.memory import total_memory
 from sandboxes.service.refusals import Busy, Unusable
 from sandboxes.spec import SandboxSpec
 
 SHARE = 0.8
 """The share of the machine's memory, where no capacity is given."""
 SANDBOXES = 1000
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def demand_mib(spec: SandboxSpec) -> int:
@@ -37,16 +35,7 @@ class Capacity:
     @classmethod
     def detected(cls, sandboxes: int | None = None, memory_mib: int | None = None) -> "Capacity":
         """Return what was given, and for the rest what this machine or its container has."""
-        return cls(sandboxes or SANDBOXES, memory_mib or int(SHARE * _memory_bytes() / 2**20))
-
-
-def _memory_bytes() -> int:
-    """The size of the machine, or of the container that we are in, if that has less."""
-    known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in map(Path, CGROUP_LIMITS):
-        if path.exists() and (text := path.read_text().strip()).isdigit():
-            known.append(int(text))
-    return min(known)
+        return cls(sandboxes or SANDBOXES, memory_mib or int(SHARE * total_memory() / 2**20))
 
 
 @dataclass(eq=False)

@@ -5,15 +5,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from engine.loop.generator_requirements import (
-    CGROUP_V1,
-    CGROUP_V2,
-    free_memory,
-    lacking_in_generator,
-    total_memory,
-)
+from engine.loop.generator_requirements import free_memory, lacking_in_generator
 from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
+from sandboxes.cgroups.memory import CGROUP_V1, CGROUP_V2, total_memory
 
 GIB = 2**30
 
