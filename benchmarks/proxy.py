@@ -10,7 +10,6 @@ same agents in alternate rounds.
 
 import argparse
 import asyncio
-import gc
 import multiprocessing
 import os
 import resource
@@ -34,6 +33,7 @@ from benchmarks.headline import Headline, at_most, figure, headline_table, repor
 from benchmarks.peers.drawn_server import ANSWER, ANSWERS
 from benchmarks.proxy_agents import KEY, Address, Calls
 from benchmarks.proxy_figures import Added, in_agents
+from engine.cluster.garbage import collect_rarely
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call
@@ -122,7 +122,7 @@ def main() -> None:
         asyncio.run(
             added_by_the_proxy(renderer, agents, AGENTS, rounds, 2)
         )  # both processes have run everything once then
-        gc.freeze()  # as workers do when they have started
+        collect_rarely()  # as workers do when they have started
         ours, theirs = measured(renderer, agents, peer, rounds, calls)
         stream_kib = asyncio.run(memory_per_stream(renderer, agents))
     rows = [*headlines(ours, stream_kib), *([] if theirs is None else beside(ours, theirs))]

@@ -51,10 +51,11 @@ class PretrainedTokenizer:
         self._mark_of_secret = {secret: mark for mark, secret in self._secrets.items()}
         self.secret_pattern = pattern_of(self._mark_of_secret)
         self._encoder = _opened(folder, _with_secret_marks(description, self._secrets))
-        self._id_of_encoded = {
+        encoded = {
             self._encoder.token_to_id(self._secrets.get(text, text)): token
             for text, token in _added(folder, description).items()
         }
+        self._id_of_encoded = {token: own for token, own in encoded.items() if token != own}
         self.special_texts = self._special_texts()
         self.stop_ids = self._stop_ids()
         self._check_apart()
@@ -99,8 +100,8 @@ class PretrainedTokenizer:
         return self._encoder.encode(_SURROGATES.sub(REPLACEMENT, text), add_special_tokens=False)
 
     def _ids_of(self, encoded: Encoding) -> list[int]:
-        marks = self._id_of_encoded
-        return [marks.get(token, token) for token in encoded.ids]
+        others = self._id_of_encoded
+        return [others.get(token, token) for token in encoded.ids] if others else encoded.ids
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token.  A character that several tokens make belongs to the last of them.
@@ -122,18 +123,18 @@ class PretrainedTokenizer:
     def mark_of(self, token_id: int) -> str | None:
         return self._mark_of_id.get(token_id)
 
-    def marks_in(self, token_ids: Iterable[int]) -> list[str]:
+    def marks_in(self, token_ids: Sequence[int]) -> list[str]:
         """The marks among the ids, in their order."""
         marks = self._mark_of_id
-        return [marks[token] for token in token_ids if token in marks]
+        return [] if marks.keys().isdisjoint(token_ids) else [marks[token] for token in token_ids if token in marks]
 
     def knows(self, token_id: int) -> bool:
         return token_id in self._known
 
-    def unknown_in(self, token_ids: Iterable[int]) -> list[int]:
+    def unknown_in(self, token_ids: Sequence[int]) -> list[int]:
         """The ids that it does not have, in their order."""
         known = self._known
-        return [token for token in token_ids if token not in known]
+        return [] if known.issuperset(token_ids) else [token for token in token_ids if token not in known]
 
     def chat_template(self) -> str:
         """The folder's own.  Raises ModelFolderRefused where there is none."""

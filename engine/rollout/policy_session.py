@@ -44,7 +44,7 @@ class PolicySession:
         self._stop_ids, self._temperature, self._logprob_temperature = stop_ids, temperature, logprob_temperature
         self._truncation, self._logprobs_truncated = truncation, logprobs_truncated
         self._max_turn_tokens, self._context_tokens = max_turn_tokens, context_tokens
-        self._ids: list[int] = []
+        self._ids: tuple[int, ...] = ()
         self._turn_ends = [0]
 
     def has_room(self, history: Sequence[int], turn: Sequence[int] = ()) -> bool:
@@ -101,11 +101,11 @@ class PolicySession:
     async def _back_to(self, history: Sequence[int]) -> tuple[int, ...]:
         """Rewind to the last end of a turn before which the session holds the head of ``history``; its tail."""
         kept = next(
-            end for end in reversed(self._turn_ends) if end < len(history) and self._ids[:end] == list(history[:end])
+            end for end in reversed(self._turn_ends) if end < len(history) and self._ids[:end] == tuple(history[:end])
         )
         if kept < len(self._ids):
             await self._generator.rewind(self._session, kept)
-            del self._ids[kept:]
+            self._ids = self._ids[:kept]
             self._turn_ends = [end for end in self._turn_ends if end <= kept]
         return tuple(history[kept:])
 

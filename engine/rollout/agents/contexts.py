@@ -4,6 +4,9 @@ Where the messages begin with what an earlier call read and answered, its ids st
 only what came since is written, by the renderer's bridge.  Text that the policy sampled is never made into ids again.
 An assistant's message that no call sampled (the agent wrote or changed it) is text to be read, written by the
 renderer.  Others go on while these are written: an agent may send thousands.
+
+Whether a template only appends to what stands is known when it has written the whole conversation.  Where it has done
+so before, it is expected to do so again: a turn can begin to be sampled while that is confirmed.
 """
 
 import asyncio
@@ -12,9 +15,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import and_
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
-from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 MOST_SHORTENED = 2
@@ -55,6 +59,8 @@ class Found:
     """The number of the turn; None where it begins anew."""
     results: dict[str, str]
     """What the call's messages say of that turn's tool calls, by their ids."""
+    expected: bool = False
+    """Whether the context is the right one only if the template appends, which ``Contexts.confirmed`` finds out."""
 
 
 class Contexts:
@@ -64,6 +70,9 @@ class Contexts:
         self._renderer, self._experience = renderer, tuple(experience)
         self._spoken: dict[bytes, tuple[int, Spoken]] = {}
         self._digests = _Digests()
+        self._appends_to_calls, self._appends_to_words = renderer.append_only, False
+        """Whether the template only appends where tools alone answer; and where others speak, and nothing was thought,
+        which it has to show first."""
 
     def spoke(self, number: int, digest: bytes, reply: AssistantMessage, spoken: Spoken) -> None:
         """From now on messages may go on from this turn, which was answered with ``reply``."""
@@ -83,13 +92,38 @@ class Contexts:
                 place, number, spoken = known
                 read, left = exchanges[place][1], exchanges[place + 1 :]
                 turn = Exchange(spoken.token_ids, spoken.parsed, tuple(read))
-                context = extended(self._renderer, spoken.context, [turn])
                 results = {message.call: message.content for message in read if message.call}
+                if not left and self._is_expected_to_append(spoken, turn):
+                    context = appended(self._renderer, spoken.context, [turn])
+                    return Found(context, digests[-1], number, results, expected=True)
+                context = extended(self._renderer, spoken.context, [turn])
+                stood = spoken.context.token_ids + turn.token_ids
+                self._appends_to_words |= self._appends_to_calls and context.token_ids[: len(stood)] == stood
             if left:
                 context = extended(self._renderer, context, await self._written(left, asked.tools, context_tokens))
         except ValueError as error:
-            raise RequestRefused("template", f"the model's chat template cannot write this: {error}") from error
+            raise _unwritable(error) from error
         return Found(context, digests[-1], number, results)
+
+    def confirmed(self, found: Found) -> Found:
+        """The same where its context is the right one, or with another: the whole conversation is written to see that,
+        and where it is another one than was expected, nothing is expected any more.  Raises RequestRefused."""
+        if not found.expected:
+            return found
+        try:
+            rewritten = self._renderer.rewritten(found.context.conversation)
+        except ValueError as error:
+            raise _unwritable(error) from error
+        if rewritten is None:
+            return found
+        self._appends_to_calls = self._appends_to_words = False
+        return replace(found, context=_rewritten(found.context.conversation, rewritten), expected=False)
+
+    def _is_expected_to_append(self, spoken: Spoken, turn: Exchange) -> bool:
+        if all(message.role == "tool" for message in turn.messages):
+            return self._appends_to_calls
+        turns = (*spoken.context.conversation.exchanges, turn)
+        return self._appends_to_words and not any(turn.parsed.message.reasoning for turn in turns)
 
     def _longest_known(self, messages: Sequence[Entry], digests: Sequence[bytes]) -> tuple[int, int, Spoken] | None:
         """The last assistant's message, by its place among those, up to which a turn is known."""
@@ -132,20 +166,41 @@ class Contexts:
 
 def extended(renderer: Renderer, context: Context, exchanges: Sequence[Exchange]) -> Context:
     """What stands before the turn that follows on ``exchanges``, of which the policy sampled the last one at most."""
-    conversation = replace(context.conversation, exchanges=(*context.conversation.exchanges, *exchanges))
+    conversation = _grown(context.conversation, exchanges)
     rewritten = renderer.rewritten(conversation, len(exchanges))
     if rewritten is not None:
-        return Context(conversation, rewritten.token_ids, rewritten.observed, rewritten.experience_span)
-    token_ids, observed = list(context.token_ids), 0
+        return _rewritten(conversation, rewritten)
+    return appended(renderer, context, exchanges)
+
+
+def appended(renderer: Renderer, context: Context, exchanges: Sequence[Exchange]) -> Context:
+    """The same, if the template only appends."""
+    behind, observed = list[int](), 0
     for exchange in exchanges:
-        token_ids += exchange.token_ids
-        observed = len(token_ids)
-        token_ids += renderer.bridge(exchange.messages)
-    return Context(conversation, tuple(token_ids), observed, context.experience_span)
+        behind += exchange.token_ids
+        observed = len(context.token_ids) + len(behind)
+        behind += renderer.bridge(exchange.messages)
+    token_ids = context.token_ids + tuple(behind)
+    return Context(_grown(context.conversation, exchanges), token_ids, observed, context.experience_span)
+
+
+def _grown(conversation: Conversation, exchanges: Sequence[Exchange]) -> Conversation:
+    return replace(conversation, exchanges=(*conversation.exchanges, *exchanges))
+
+
+def _rewritten(conversation: Conversation, rewritten: Rewritten) -> Context:
+    return Context(conversation, rewritten.token_ids, rewritten.observed, rewritten.experience_span)
+
+
+def _unwritable(error: ValueError) -> RequestRefused:
+    return RequestRefused("template", f"the model's chat template cannot write this: {error}")
 
 
 def _joined(messages: Sequence[Entry]) -> tuple[Entry, ...]:
     """Messages of the assistant that stand next to each other are one: what it said, and all of its calls."""
+    spoken = [isinstance(entry, AssistantMessage) for entry in messages]
+    if not any(map(and_, spoken, spoken[1:])):
+        return tuple(messages)
     joined = list[Entry]()
     for _, run in groupby(messages, key=type):
         entries = list(run)

@@ -51,18 +51,31 @@ class Live:
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self._news: list[tuple[int, Settled]] = []
+        self._attempt, self._held = 0, False
         self.something = asyncio.Event()
         """Set while there are news."""
         self.prompt_tokens = 0
 
-    def begin(self, prompt_tokens: int) -> None:
-        """The request is taken, and so many tokens are read for it."""
-        self.prompt_tokens = prompt_tokens
+    def begin(self, prompt_tokens: int, *, held: bool = False) -> None:
+        """The request is taken, and so many tokens are read for it.  ``held``: the turns that begin now may be given
+        up, by another ``begin``; nothing of them is shown before ``show_held``."""
+        self.prompt_tokens, self._held, self._attempt = prompt_tokens, held, self._attempt + 1
+        self.news()
+
+    def show_held(self) -> None:
+        self._held = False
+        if self._news:
+            self.something.set()
 
     def turn(self, choice: int, renderer: Renderer) -> LiveTurn:
+        attempt = self._attempt
+
         def show(more: Settled) -> None:
+            if attempt != self._attempt:
+                return
             self._news.append((choice, more))
-            self.something.set()
+            if not self._held:
+                self.something.set()
 
         return LiveTurn(self._asked, renderer, show)
 

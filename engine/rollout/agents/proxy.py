@@ -9,9 +9,12 @@ It knows no dialect and no socket (``dialects/``, ``server.py``), and belongs to
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
+from typing import Any
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
@@ -57,6 +60,14 @@ class _Lent:
     @property
     def tokens(self) -> int:
         return self.turns * self.turn_tokens
+
+
+class _Otherwise(Exception):
+    """A context is another one than was expected."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self.found = found
 
 
 OnCall = Callable[[int, Call], Awaitable[None]]
@@ -123,13 +134,14 @@ class ModelProxy:
         lent = self._reserved(asked)
         try:
             found = await self._contexts.find(asked, self._budget.context_tokens)
-            room = room_behind(found.context, self._budget.context_tokens)
-            if found.number is not None:
-                self.calls[found.number].results.update(found.results)
-            if live is not None:
-                live.begin(len(found.context.token_ids))
-            lent.turn_tokens = min(room, lent.turn_tokens)
-            return await self._sampled(asked, found, lent, live)
+            if found.expected and len(found.context.token_ids) >= self._budget.context_tokens:
+                found = self._contexts.confirmed(found)
+            seeds, most_tokens = self._seeds(asked), lent.turn_tokens
+            try:
+                return await self._sampled(asked, found, lent, seeds, live)
+            except _Otherwise as otherwise:
+                lent.turn_tokens = most_tokens
+                return await self._sampled(asked, otherwise.found, lent, seeds, live)
         finally:
             self._under_way -= asked.choices
             self._lent.remove(lent)
@@ -152,40 +164,54 @@ class ModelProxy:
         self._lent.add(lent)
         return lent
 
-    async def _sampled(self, asked: Asked, found: Found, lent: _Lent, live: Live | None) -> list[Call]:
+    def _seeds(self, asked: Asked) -> list[int]:
+        """One for each choice.  An agent's seed decides the draws together with the rollout's own."""
         begun, self._begun = self._begun, self._begun + asked.choices
+        if asked.seed is None:
+            return [derived_seed(self._seed, begun + choice) for choice in range(asked.choices)]
+        return [derived_seed(self._seed, "agent", asked.seed, choice) for choice in range(asked.choices)]
+
+    async def _sampled(
+        self, asked: Asked, found: Found, lent: _Lent, seeds: Sequence[int], live: Live | None
+    ) -> list[Call]:
+        """Sampling begins before it is certain that the context is the one that was expected; nothing is kept or shown
+        before.  Raises _Otherwise where it is another one."""
+        lent.turn_tokens = min(room_behind(found.context, self._budget.context_tokens), lent.turn_tokens)
+        if live is not None:
+            live.begin(len(found.context.token_ids), held=found.expected)
+        confirm = cache(lambda: self._confirm(found, live))
         shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
-        sampling = [
-            asyncio.ensure_future(self._turn(asked, found, lent, self._seed_of(asked, begun, choice), turn))
-            for choice, turn in enumerate(shown)
-        ]
+        turns = [self._turn(asked, found, lent, seed, confirm, turn) for seed, turn in zip(seeds, shown, strict=True)]
         try:
-            return list(await asyncio.gather(*sampling))
-        except BaseException:
-            for turn in sampling:
-                turn.cancel()
-            await asyncio.gather(*sampling, return_exceptions=True)
+            async with _unless_it_raises(confirm):
+                return [await turns[0]] if len(turns) == 1 else await _all_of(turns)
+        except asyncio.CancelledError:
+            self.unfinished += lent.turns
             raise
 
-    def _seed_of(self, asked: Asked, begun: int, choice: int) -> int:
-        """An agent's seed decides the draws together with the rollout's own."""
-        if asked.seed is None:
-            return derived_seed(self._seed, begun + choice)
-        return derived_seed(self._seed, "agent", asked.seed, choice)
+    def _confirm(self, found: Found, live: Live | None) -> None:
+        """Raises _Otherwise, and RequestRefused."""
+        confirmed = self._contexts.confirmed(found)
+        if confirmed.context is not found.context:
+            raise _Otherwise(confirmed)
+        if found.number is not None:
+            self.calls[found.number].results.update(found.results)
+        if live is not None:
+            live.show_held()
 
-    async def _turn(self, asked: Asked, found: Found, lent: _Lent, seed: int, live: LiveTurn | None) -> Call:
+    async def _turn(
+        self, asked: Asked, found: Found, lent: _Lent, seed: int, confirm: Callable[[], None], live: LiveTurn | None
+    ) -> Call:
         on_token = None if live is None else live.sampled
         try:
             generated = await self._sessions.sample(
                 found.context.token_ids, seed=seed, most_tokens=lent.turn_tokens, on_token=on_token
             )
-        except asyncio.CancelledError:
-            self.unfinished += 1
-            raise
         except Exception as error:
             self.failure = self.failure or error
             self.failed.set()
             raise
+        confirm()
         return await self._captured(asked, found, generated, lent, "" if live is None else live.shown.content)
 
     async def _captured(self, asked: Asked, found: Found, generated: Generated, lent: _Lent, shown: str) -> Call:
@@ -202,6 +228,40 @@ class ModelProxy:
 
     async def close(self) -> None:
         await self._sessions.close()
+
+
+@asynccontextmanager
+async def _unless_it_raises(check: Callable[[], None]) -> AsyncIterator[None]:
+    """``check`` is called as soon as what stands inside waits for something; what it raises ends that."""
+
+    def checked() -> None:
+        try:
+            check()
+        except Exception:  # raised below
+            wrong.reschedule(0)
+
+    checking = asyncio.get_running_loop().call_soon(checked)
+    try:
+        async with asyncio.timeout(None) as wrong:
+            yield
+    except TimeoutError:
+        if wrong.expired():
+            check()
+        raise
+    finally:
+        checking.cancel()
+
+
+async def _all_of(turns: Sequence[Coroutine[Any, Any, Call]]) -> list[Call]:
+    """The first that fails ends the others."""
+    sampling = [asyncio.ensure_future(turn) for turn in turns]
+    try:
+        return list(await asyncio.gather(*sampling))
+    except BaseException:
+        for turn in sampling:
+            turn.cancel()
+        await asyncio.gather(*sampling, return_exceptions=True)
+        raise
 
 
 def answered(
@@ -270,6 +330,8 @@ def _characters(entry: Entry) -> int:
 
 def _longest_thought(messages: Sequence[Entry]) -> int:
     """Messages of the assistant that stand next to each other are one turn."""
+    if not any(isinstance(entry, AssistantMessage) and entry.reasoning for entry in messages):
+        return 0
     turns = (list(run) for _, run in groupby(messages, key=type))
     thoughts = (sum(len(entry.reasoning) for entry in run if isinstance(entry, AssistantMessage)) for run in turns)
     return max(thoughts, default=0)

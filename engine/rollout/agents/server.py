@@ -212,6 +212,40 @@ class HttpRefused(RequestRefused):
         return self._status
 
 
+class _Incoming(asyncio.StreamReader):
+    """What a caller sends, and that it has hung up."""
+
+    _waiting: asyncio.Timeout | None = None
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self._look()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self._look()
+
+    @asynccontextmanager
+    async def unless_hung_up(self) -> AsyncIterator[None]:
+        """A caller that closes its end does not wait for the answer any more: the block ends with
+        ConnectionResetError.  A request that stands behind the one that is answered says that it does."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                self._look()
+                yield
+        except TimeoutError as error:
+            if self._waiting is not None and self._waiting.expired():
+                raise ConnectionResetError("the agent hung up") from error
+            raise
+        finally:
+            self._waiting = None
+
+    def _look(self) -> None:
+        hung_up = self.at_eof() or self.exception() is not None
+        if hung_up and self._waiting is not None and self._waiting.when() is None:
+            self._waiting.reschedule(0)
+
+
 class ProxyServer:
     def __init__(
         self, door: Door, patience: Patience = Patience(), *, most_connections: int = MOST_CONNECTIONS
@@ -224,7 +258,7 @@ class ProxyServer:
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
         """Takes ``listener`` over.  At the end of the block no connection and no call is left."""
-        server = await asyncio.start_server(self._connected, sock=listener)
+        server = await asyncio.get_running_loop().create_server(self._protocol, sock=listener)
         try:
             yield
         finally:
@@ -249,9 +283,13 @@ class ProxyServer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._answers.over(), most_s)
 
+    def _protocol(self) -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(_Incoming(), self._connected)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
+        assert isinstance(reader, _Incoming)
         if len(self._connections) >= self._most_connections:
             writer.transport.abort()
             return
@@ -283,7 +321,7 @@ class _Connection:
         patience: Patience,
         bodies: Bodies,
         answers: Answers,
-        reader: asyncio.StreamReader,
+        reader: _Incoming,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._door, self._patience, self._bodies, self._answers = door, patience, bodies, answers
@@ -406,16 +444,17 @@ class _Connection:
         if asked.stream:
             await self._stream(answerer, dialect.stream(asked, id), asked)
             return
-        completed = await self._unless_hung_up(asyncio.ensure_future(answerer.complete(asked, None)))
+        async with self._reader.unless_hung_up():
+            completed = await answerer.complete(asked, None)
         calls, pieces = completed.calls, _pieces(asked, completed)
         await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
 
     async def _stream(self, answerer: Answerer, events: EventStream, asked: Asked) -> None:
         """What is refused before anything was sampled is refused as ever; later it is an event, and the end."""
         live = Live(asked)
-        sampling = asyncio.ensure_future(answerer.complete(asked, live))
         try:
-            completed = await self._unless_hung_up(sampling, self._show(live, events))
+            async with self._reader.unless_hung_up():
+                completed = await self._shown(answerer.complete(asked, live), live, events)
         except RequestRefused as refusal:
             if self._http.our_state is not h11.SEND_BODY:
                 raise
@@ -427,6 +466,20 @@ class _Connection:
             self._begun(live, events) + self._data(events.end(completed.calls, _pieces(asked, completed)))
         )
         await self._write(self._http.send(h11.EndOfMessage()))
+
+    async def _shown(self, answering: Coroutine[Any, Any, Completed], live: Live, events: EventStream) -> Completed:
+        """What ``answering`` gives, shown meanwhile; where that fails, as for a caller that does not read, both end."""
+        sampling, showing = asyncio.ensure_future(answering), asyncio.ensure_future(self._show(live, events))
+        tasks: list[asyncio.Future[Any]] = [sampling, showing]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if showing.done():
+                showing.result()
+            return sampling.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _show(self, live: Live, events: EventStream) -> None:
         """Never returns."""
@@ -444,34 +497,6 @@ class _Connection:
 
     def _data(self, events: Iterable[bytes]) -> bytes:
         return b"".join(self._http.send(h11.Data(data=event)) or b"" for event in events)
-
-    async def _unless_hung_up(
-        self, sampling: asyncio.Future[Completed], showing: Coroutine[Any, Any, None] | None = None
-    ) -> Completed:
-        """A caller that closes its end does not wait for the answer any more.  Raises OSError then.
-
-        ``showing`` goes on meanwhile; what it raises ends the call too.
-        """
-        listening = asyncio.ensure_future(self._reader.read(READ_BYTES))
-        beside = [] if showing is None else [asyncio.ensure_future(showing)]
-        tasks: list[asyncio.Future[Any]] = [sampling, listening, *beside]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():
-                if more := listening.result():
-                    self._http.receive_data(more)  # its next request; a third one is not read before this is answered
-                elif not sampling.done():
-                    raise ConnectionResetError("the agent hung up")
-                tasks.remove(listening)
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for shown in beside:
-                if shown.done():
-                    shown.result()
-            return sampling.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _refuse(self, refusal: RequestRefused) -> None:
         more = list(refusal.headers) if isinstance(refusal, HttpRefused) else []
@@ -495,6 +520,8 @@ class _Connection:
         """Raises TimeoutError where the agent does not read."""
         if data:
             self._writer.write(data)
+            if not self._writer.transport.get_write_buffer_size():
+                return
             async with asyncio.timeout(self._patience.answer):
                 await self._writer.drain()
 

@@ -16,10 +16,10 @@ the prompt without those ids is the prompt without experience.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, groupby
+from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
 from engine.models.refusal import FIELD, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
-from engine.rollout.renderers.template import ChatTemplate, TemplateRefused, digest_of
+from engine.rollout.renderers.template import ChatTemplate, Passage, TemplateRefused
 from engine.rollout.renderers.tool_calls import (
     FORMATS,
     CallFormat,
@@ -43,6 +43,8 @@ from engine.spec.model import Reasoning, ToolCallFormat
 
 Messages = Sequence[Message | AssistantMessage]
 """A conversation as one list."""
+MOST_STAND_INS = 256
+"""Turns, by the names of the tools that they call, that are kept to write what may stand behind them."""
 THINK, THOUGHT = "<think>", "</think>"
 _PROBED_CALL = AssistantMessage.calling("probe", {"a": "b"})
 _PROBED_TOOL = ToolSchema.of_text("probe", "a")
@@ -62,11 +64,13 @@ class UnendedThought(MalformedTurn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Messages of a conversation as the template reads them."""
+class _Opening:
+    """What stands before the first turn of a conversation."""
 
-    documents: list[Document]
-    digest: bytes
+    messages: Sequence[Message]
+    tools: Sequence[ToolSchema]
+    passage: Passage
+    described: Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class ChatRenderer:
         self._thinks = THINK in source and reasoning != "off"
         if reasoning == "on" and not self._thinks:
             raise refused("model.reasoning", reasoning, "the chat template knows no thoughts", "use auto or off")
-        self._variables: Document = {} if reasoning == "auto" else {"enable_thinking": reasoning == "on"}
+        self._variables: dict[str, Hashable] = {} if reasoning == "auto" else {"enable_thinking": reasoning == "on"}
         self._frame = turn_frame(self._template, tokenizer, self._variables)
         if self._frame.prefilled == "open-thought" and not self._thinks:
             raise refused("model.reasoning", reasoning, "the chat template begins each turn with a thought", "use auto")
@@ -106,7 +110,9 @@ class ChatRenderer:
         stops = [mark for mark, token in tokenizer.marks.items() if token in self._stop_ids]
         self._stop_pattern = pattern_of([tokenizer.mark(stop) for stop in stops])
         self._bridged: tuple[tuple[Message, ...], str] | None = None
-        self._parts: WeakKeyDictionary[Exchange, _Part] = WeakKeyDictionary()
+        self._openings: WeakKeyDictionary[Exchange, _Opening] = WeakKeyDictionary()
+        self._passages: WeakKeyDictionary[Exchange, Passage] = WeakKeyDictionary()
+        self._before_bridge = lru_cache(MOST_STAND_INS)(self._stand_in)
         self._format = self._chosen_format(tool_calls)
 
     @cached_property
@@ -187,21 +193,28 @@ class ChatRenderer:
 
     def _before_and_behind(self, conversation: Conversation, turns: int) -> tuple[str, str]:
         """What the template writes before the last ``turns`` turns, and before the one that is due."""
-        tools = self._described(conversation.tools)
-        opening = self._documents(conversation.opening)
-        parts = [_Part(opening, digest_of([opening, tools])), *map(self._part, conversation.exchanges)]
-        return self._parts_written(parts[:-turns], tools), self._parts_written(parts, tools)
+        opening = self._opening(conversation)
+        passages = [opening.passage, *map(self._passage, conversation.exchanges)]
+        before = self._passages_written(passages[:-turns], opening.described)
+        return before, self._passages_written(passages, opening.described)
 
-    def _parts_written(self, parts: Sequence[_Part], tools: Sequence[Document]) -> str:
-        documents = list(chain.from_iterable(part.documents for part in parts))
-        digest = b"".join(part.digest for part in parts)
-        return self._template.written(documents, tools, generation=True, variables=self._variables, digest=digest)
+    def _passages_written(self, passages: Sequence[Passage], tools: Passage) -> str:
+        return self._template.passages_written(passages, tools, generation=True, variables=self._variables)
 
-    def _part(self, exchange: Exchange) -> _Part:
-        if (part := self._parts.get(exchange)) is None:
+    def _opening(self, conversation: Conversation) -> _Opening:
+        first, messages, tools = conversation.exchanges[0], conversation.opening, conversation.tools
+        known = self._openings.get(first)
+        if known is None or known.messages is not messages or known.tools is not tools:
+            documents, described = self._documents(messages), self._described(tools)
+            known = _Opening(messages, tools, self._template.passage(documents), self._template.passage(described))
+            self._openings[first] = known
+        return known
+
+    def _passage(self, exchange: Exchange) -> Passage:
+        if (passage := self._passages.get(exchange)) is None:
             documents = self._documents([exchange.parsed.message, *exchange.messages])
-            part = self._parts[exchange] = _Part(documents, digest_of(documents))
-        return part
+            passage = self._passages[exchange] = self._template.passage(documents)
+        return passage
 
     def _written_again(self, conversation: Conversation) -> Rewritten:
         messages = _as_one_list(conversation)
@@ -356,10 +369,17 @@ class ChatRenderer:
         return text
 
     def _written_bridge(self, messages: Sequence[Message]) -> str:
-        stand_in = self._document(_answered_by(messages, several=self._frame.several_calls))
-        documents = [USER, stand_in, *self._documents(messages)]
-        rest = self._after_header(self._written(documents, [], generation=True))
+        names = tuple(message.tool or "tool" for message in messages if message.role == "tool")
+        answered = self._before_bridge(names if self._frame.several_calls else names[:1])
+        passages = [answered, self._template.passage(self._documents(messages))]
+        rest = self._after_header(self._passages_written(passages, self._template.nothing))
         return rest[self._end_of_turn(rest) :]
+
+    def _stand_in(self, names: tuple[str, ...]) -> Passage:
+        """A user, and a turn to which messages of these tools, or those of somebody else, can be the reply."""
+        requests = tuple(ToolRequest(name, {}) for name in names)
+        turn = AssistantMessage(requests=requests) if names else AssistantMessage("a")
+        return self._template.passage([USER, self._document(turn)])
 
     def _turn_text(self, message: AssistantMessage) -> str:
         """What the policy writes from the header on, its end mark included."""
@@ -527,14 +547,6 @@ def _described_tool(tool: ToolSchema) -> Document:
     parameters: Mapping[str, Any] = dict(tool.parameters)
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _answered_by(messages: Sequence[Message], *, several: bool) -> AssistantMessage:
-    """A turn to which these messages can be the reply."""
-    names = [message.tool or "tool" for message in messages if message.role == "tool"]
-    if not names:
-        return AssistantMessage("a")
-    return AssistantMessage(requests=tuple(ToolRequest(name, {}) for name in (names if several else names[:1])))
 
 
 def _settled(text: Reading, *openings: str) -> str:

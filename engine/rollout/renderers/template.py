@@ -16,13 +16,16 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
+from itertools import chain
 from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
@@ -48,12 +51,25 @@ MOST_NAMES = 1024
 """Attributes, by type and name, of which it is kept whether a template may read them."""
 TODAY = date(2024, 7, 26)
 """What templates are told is today: the date that those of Llama 3 fall back to."""
+Documents = Sequence[Mapping[str, Any]]
 _SEAMS = range(0x100000, 0x10FFFE)
+_SEAM = chr(_SEAMS[0])
+"""The usual one."""
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class TemplateRefused(ValueError):
     """The template cannot write these messages: it says so itself, fails, or exceeds a bound."""
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """Messages of a conversation, or its tools, as a template reads them."""
+
+    documents: Documents
+    digest: bytes
+    sewn: list[Any] | None = None
+    """With the usual seam, once they were written."""
 
 
 class ChatTemplate:
@@ -80,55 +96,70 @@ class ChatTemplate:
                 FIELD, str(tokenizer.folder), message, "take the template that the model came with"
             ) from error
 
+    @cached_property
+    def nothing(self) -> Passage:
+        """No messages, or no tools."""
+        return self.passage(())
+
+    def passage(self, documents: Documents) -> Passage:
+        """What is written again whenever a conversation grows is prepared once."""
+        return Passage(documents, digest_of(documents))
+
     def written(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        messages: Documents,
+        tools: Documents | None,
         *,
         generation: bool,
-        variables: Mapping[str, Any],
-        digest: bytes | None = None,
+        variables: Mapping[str, Hashable],
     ) -> str:
         """The conversation as the template writes it, in the form that the tokenizer encodes.
 
-        ``generation``: with the opening of the policy's next turn behind it.  ``digest``: one of messages and tools, by
-        a caller who has it.  Raises TemplateRefused.
+        ``generation``: with the opening of the policy's next turn behind it.  Raises TemplateRefused.
         """
-        content = digest_of([messages, tools]) if digest is None else digest
-        key = content + digest_of([generation, variables])
-        return self._recent.remembered(key, lambda: self._written(messages, tools, generation, variables))
+        described = self.passage(tools) if tools else self.nothing
+        return self.passages_written([self.passage(messages)], described, generation=generation, variables=variables)
+
+    def passages_written(
+        self, passages: Sequence[Passage], tools: Passage, *, generation: bool, variables: Mapping[str, Hashable]
+    ) -> str:
+        """The conversation of these passages, likewise.  Raises TemplateRefused."""
+        key = tools.digest, *(passage.digest for passage in passages), generation, *variables.items()
+        return self._recent.remembered(key, lambda: self._written(passages, tools, generation, variables))
 
     def _written(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        generation: bool,
-        variables: Mapping[str, Any],
+        self, passages: Sequence[Passage], tools: Passage, generation: bool, variables: Mapping[str, Hashable]
     ) -> str:
-        sewn_messages, sewn_tools = self._sewn([messages, tools or None])
+        messages, described = self._sewn(passages, tools)
         rendered = self._rendered(
             {
                 **self._tokenizer.special_texts,
                 **variables,
-                "messages": sewn_messages,
-                "tools": sewn_tools,
+                "messages": messages,
+                "tools": described or None,
                 "add_generation_prompt": generation,
             }
         )
         marked = self._tokenizer.mark_pattern.sub(lambda found: self._tokenizer.mark(found.group()), rendered)
         return marked.replace(self._seam, "")
 
-    def _sewn(self, value: Any) -> Any:
-        """The value with a seam that none of its texts holds."""
-        self._seam = chr(_SEAMS[0])
+    def _sewn(self, passages: Sequence[Passage], tools: Passage) -> tuple[list[Any], list[Any]]:
+        """Messages and tools with a seam that none of their texts holds.  No template can change them."""
+        self._seam = _SEAM
         try:
-            return self._seams.sewn(value, self._seam)
+            for passage in (*passages, tools):
+                if passage.sewn is None:
+                    passage.sewn = self._seams.sewn(passage.documents, _SEAM)
         except _SeamInText:
-            taken = set(json.dumps(value, ensure_ascii=False))
+            pass
+        else:
+            return [message for passage in passages for message in passage.sewn or ()], tools.sewn or []
+        messages = list(chain.from_iterable(passage.documents for passage in passages))
+        taken = set(json.dumps([messages, tools.documents], ensure_ascii=False))
         if (seam := next((seam for seam in map(chr, _SEAMS) if seam not in taken), None)) is None:
             raise TemplateRefused(f"the messages hold all of the {len(_SEAMS)} characters that could be a seam")
         self._seam = seam
-        return self._seams.sewn(value, seam)
+        return self._seams.sewn(messages, seam), self._seams.sewn(tools.documents, seam)
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         self._environment.bounds.steps_left = MOST_STEPS
@@ -168,11 +199,11 @@ class _Recent:
     """
 
     def __init__(self) -> None:
-        self._written: OrderedDict[bytes, str] = OrderedDict()
+        self._written: OrderedDict[Hashable, str] = OrderedDict()
         self._characters = 0
 
-    def remembered(self, key: bytes, written: Callable[[], str]) -> str:
-        """What ``written`` gives for the inputs of this digest, or gave lately."""
+    def remembered(self, key: Hashable, written: Callable[[], str]) -> str:
+        """What ``written`` gives for the inputs of this key, or gave lately."""
         if (text := self._written.get(key)) is not None:
             self._written.move_to_end(key)
             return text
@@ -260,6 +291,8 @@ class _Generation(Extension):
 _OF_DICT = frozenset(dir(dict))
 _ALIKE = frozenset({str, Namespace, LoopContext})
 """Types of which the sandbox lets a template read an attribute, or does not, whatever the object."""
+_SMALL = nodes.Const, nodes.Compare, nodes.Not
+"""What is assigned of these stands in the template, or is true or false."""
 _OF_CALLS = frozenset({"_loop_vars", "_block_vars"})
 """What a compiled template gives with each call, for functions that take its context."""
 
@@ -269,8 +302,22 @@ def _formats(value: Any) -> bool:
     return isinstance(value, MethodType | BuiltinMethodType) and value.__name__ in ("format", "format_map")
 
 
+class _Generator(CodeGenerator):
+    """Asks for an entry of a message where it stands, and not by a call of ``getattr`` below, which gives the same."""
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802 - as its parent
+        if not isinstance(node.node, nodes.Name) or node.attr in _OF_DICT:
+            super().visit_Getattr(node, frame)
+            return
+        held, entry = frame.symbols.ref(node.node.name), repr(node.attr)
+        self.write(f"({held}[{entry}] if type({held}) is dict and {entry} in {held} else ")
+        super().visit_Getattr(node, frame)
+        self.write(")")
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
+    code_generator_class = _Generator
 
     @cached_property
     def bounds(self) -> _Bounds:
@@ -329,7 +376,8 @@ def _bounded(template: nodes.Template) -> nodes.Template:
         block.body.insert(0, nodes.ExprStmt(_filtered(STEP, nodes.Const(None)), lineno=block.lineno))
     for assignment in template.find_all(nodes.Assign):
         assert isinstance(assignment.node, nodes.Expr)
-        assignment.node = _filtered(SIZED, assignment.node)
+        if not isinstance(assignment.node, _SMALL):
+            assignment.node = _filtered(SIZED, assignment.node)
     for scope in template.find_all(nodes.With):
         scope.values = [_filtered(SIZED, value) for value in scope.values]
     for written in template.find_all(nodes.AssignBlock):

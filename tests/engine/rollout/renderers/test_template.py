@@ -43,6 +43,11 @@ def written(source: str, tokenizer: PretrainedTokenizer, messages=HELLO, **varia
         ("{{ 9 ** 9999999 }}", "power"),
         ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "more than"),
         ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
+        (
+            "{% set n = namespace(x='aa') %}"
+            "{% for a in range(99) %}{% for x in [n.x + n.x] %}{% set n.x = x %}{% endfor %}{% endfor %}",
+            "more than",
+        ),
         ("{% set x %}aa{% endset %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 27, "more than"),
         ("{% set x %}aa{% endset %}" + "{% set x | upper %}{{ x }}{{ x }}{% endset %}" * 27, "more than"),
         ("{% set x = 'aa' %}" + "{% with x = x + x %}" * 27 + "{% endwith %}" * 27, "more than"),
@@ -138,6 +143,8 @@ READ_OFTEN = [
     "{% for a in 'xyz' %}{{ loop.nothing }}{{ loop._length }}{{ loop.__class__ }}{% endfor %}",
     "{% for a in 'xyz' %}{{ loop.cycle('e', 'o') }}{{ loop.changed(a) }}{{ a.replace('x', 'w') }}{% endfor %}",
     "{{ {'a': 1}.a }}{{ {'a': 1}.b }}{{ {'items': 1}.items() | list }}{{ {'mro': 1}.mro }}{{ {}.mro }}",
+    "{% set d = {'a': 1, 'items': 2, 'mro': 3, '_x': 4} %}{{ d.a }}{{ d.mro }}{{ d._x }}{{ d.items() | first }}",
+    "{% set d = {'__class__': 1} %}{{ d.__class__ }}{% for d in [{'a': 5}, 'b'] %}{{ d.a }}{{ d.b }}{% endfor %}",
     "{{ 'a,b'.split(sep=',', maxsplit=1) }}{% for a in 'xy' %}{{ a.ljust(3) ~ a.join(['1', '2']) }}{% endfor %}",
 ]
 
