@@ -21,9 +21,9 @@ from engine.inference.torch.generator import NonFiniteLogits
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.contexts import Context, Contexts
+from engine.rollout.agents.door import Answerer, Completed
 from engine.rollout.agents.live import Live, LiveTurn
 from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
-from engine.rollout.agents.server import Answerer, Completed
 from engine.rollout.policy_session import PolicySession
 from engine.seeds import derived_seed
 from engine.serving.models.shelf import WAIT_S, LoadedModel, Shelf

@@ -25,7 +25,8 @@ from engine.launch.chat import end_with_parent
 from engine.launch.preflight import BadSpec
 from engine.loop.generator_requirements import free_memory
 from engine.models.origin import home
-from engine.rollout.agents.server import DIALECTS, ProxyServer
+from engine.rollout.agents.connection import DIALECTS
+from engine.rollout.agents.server import ProxyServer
 from engine.serving.models.callers import ServedDoor, digest_of
 from engine.serving.models.shelf import Room, Shelf
 from engine.serving.models.usage_log import UsageLog

@@ -26,7 +26,8 @@ from engine.launch.preflight import BadSpec
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents import live
 from engine.rollout.agents.asked import RequestRefused
-from engine.rollout.agents.server import MOST_BODY_BYTES, ProxyServer
+from engine.rollout.agents.connection import MOST_BODY_BYTES
+from engine.rollout.agents.server import ProxyServer
 from engine.serving.models import callers, command, shelf
 from engine.serving.models.callers import Limits, ServedDoor, digest_of
 from engine.serving.models.command import new_key, parser, read_file, serve_models

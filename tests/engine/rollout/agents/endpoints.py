@@ -5,7 +5,8 @@ import json
 import socket
 from contextlib import asynccontextmanager
 
-from engine.rollout.agents.server import Patience, ProxyServer, RolloutDoor
+from engine.rollout.agents.connection import Patience
+from engine.rollout.agents.server import ProxyServer, RolloutDoor
 from engine.spec.message import AssistantMessage
 from tests.engine.rollout.agents.test_capture import RandomPolicy, proxy
 

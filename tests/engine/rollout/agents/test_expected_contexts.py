@@ -49,7 +49,7 @@ def answered(messages, reply, *words):
 
 
 async def expectations(renderer, *steps):
-    """Of each step, a turn and what a user says to it, whether its context was expected to be appended to."""
+    """Whether the context of each step, a turn and what a user says to it, was expected to be appended to."""
     contexts, messages, expected = Contexts(renderer), (START,), []
     for turn, *words in steps:
         found = await contexts.find(Asked(messages, tuple(TOOLS)), 10**5)
@@ -62,18 +62,18 @@ async def expectations(renderer, *steps):
     return expected
 
 
-THOUGHTFUL, SAID = AssistantMessage("yes", reasoning="hm"), AssistantMessage("yes")
+THOUGHTFUL, PLAIN = AssistantMessage("yes", reasoning="hm"), AssistantMessage("yes")
 
 
 async def test_tools_are_expected_to_be_appended_and_words_once_they_were():
     assert await expectations(qwen3(), (CALL,), (CALL,)) == [True, True]
-    assert await expectations(qwen3(), (SAID, "a"), (SAID, "b"), (CALL,), (CALL, "c")) == [False, True, True, True]
+    assert await expectations(qwen3(), (PLAIN, "a"), (PLAIN, "b"), (CALL,), (CALL, "c")) == [False, True, True, True]
 
 
 async def test_words_behind_a_thought_are_not():
-    assert await expectations(qwen3(), (SAID, "a"), (THOUGHTFUL, "b"), (SAID, "c")) == [False, False, False]
+    assert await expectations(qwen3(), (PLAIN, "a"), (THOUGHTFUL, "b"), (PLAIN, "c")) == [False, False, False]
     thinks = replace(CALL, reasoning="hm")
-    assert await expectations(qwen3(), (SAID, "a"), (thinks,), (SAID, "c")) == [False, True, False]
+    assert await expectations(qwen3(), (PLAIN, "a"), (thinks,), (PLAIN, "c")) == [False, True, False]
 
 
 async def test_where_it_was_otherwise_once_nothing_is_expected_any_more():
@@ -181,8 +181,8 @@ async def test_where_the_expected_context_leaves_little_room_the_turn_behind_the
 @pytest.mark.parametrize("refuses", [False, True], ids=["rewrites", "refuses"])
 async def test_a_stream_shows_nothing_of_a_turn_that_is_given_up(refuses, monkeypatch):
     monkeypatch.setattr(live, "SHOWN_EVERY_S", 0.0)
-    said = [AssistantMessage(text) for text in ("one", "two", "given up", "three")]
-    policy = scripted(Surprising(WITH_REASONING, most=2, refuses=refuses), *said)
+    turns = [AssistantMessage(text) for text in ("one", "two", "given up", "three")]
+    policy = scripted(Surprising(WITH_REASONING, most=2, refuses=refuses), *turns)
     policy.random.randrange = lambda most: 0
     tokens = []
 

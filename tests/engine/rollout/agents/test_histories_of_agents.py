@@ -17,8 +17,9 @@ from scripted import WITH_REASONING, logprobs_of
 from engine.algorithms.aggregation import aggregated
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
+from engine.rollout.agents.connection import Patience
 from engine.rollout.agents.proxy import Budget, ModelProxy
-from engine.rollout.agents.server import Patience, ProxyServer, RolloutDoor
+from engine.rollout.agents.server import ProxyServer, RolloutDoor
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.contract import Conversation, Exchange
 from engine.spec.credit import ChunkReturn, DrGrpo, Grpo, Rloo

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.rollout.agents.server import FAULTS, MOST_HEADER_BYTES, Patience
+from engine.rollout.agents.connection import FAULTS, MOST_HEADER_BYTES, Patience
 from tests.engine.rollout.agents.endpoints import KEY, answer_on, endpoint, request, scripted
 from tests.engine.rollout.agents.test_capture import qwen3
 

@@ -14,8 +14,8 @@ from scripted import TOKENIZER, TOOLS, WITH_REASONING, answer, call, logprobs_of
 
 from engine.rollout.agents import live
 from engine.rollout.agents.asked import Asked
+from engine.rollout.agents.connection import Patience
 from engine.rollout.agents.live import Live, LiveTurn, before_stops
-from engine.rollout.agents.server import Patience
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage, Message

@@ -7,7 +7,8 @@ import socket
 import pytest
 from scripted import TOOLS, WITH_REASONING
 
-from engine.rollout.agents.server import MOST_BODY_BYTES, MOST_CONNECTIONS, Patience, ProxyServer
+from engine.rollout.agents.connection import MOST_BODY_BYTES, Patience
+from engine.rollout.agents.server import MOST_CONNECTIONS, ProxyServer
 from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage
 from tests.engine.rollout.agents.endpoints import KEY, answer_on, endpoint, request, scripted
