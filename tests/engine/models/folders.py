@@ -1,5 +1,6 @@
 """Tiny model folders of real families, each made once for a session of tests."""
 
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,7 @@ FAMILIES: tuple[Family, ...] = ("qwen2.5", "qwen3", "llama3")
 @cache
 def folder_of(family: Family, *, tied: bool = False) -> Path:
     """Read only: it is shared."""
-    folder = Path(mkdtemp(prefix="palestra-model-"))
+    folder = Path(mkdtemp(prefix="palestra-model-", dir=os.environ["PALESTRA_HOME"]))
     shape = {name: value for name, value in SHAPE.items() if family != "qwen2.5" or name != "head_dim"}
     write_random_model(folder, family=family, seed=3, vocabulary=300, tie_word_embeddings=tied, **shape)
     return folder
@@ -50,7 +51,7 @@ OTHERS: tuple[Other, ...] = ("qwen3-moe", "gemma2", "gemma3")
 @cache
 def other_folder(family: Other) -> Path:
     """Weights of the family beside a tokenizer and a template of Qwen3's.  Read only: it is shared."""
-    source, folder = folder_of("qwen3"), Path(mkdtemp(prefix="palestra-model-"))
+    source, folder = folder_of("qwen3"), Path(mkdtemp(prefix="palestra-model-", dir=os.environ["PALESTRA_HOME"]))
     shutil.copytree(source, folder, dirs_exist_ok=True)
     small = {name: value for name, value in SHAPE.items() if name != "rope_parameters"}
     shape = small | {"vocab_size": AutoConfig.from_pretrained(source).vocab_size, "initializer_range": 0.05}

@@ -1,6 +1,7 @@
 """Random agents: whatever they call, repeat, change and give up, each sampled token is trained exactly once."""
 
 import asyncio
+import os
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -30,7 +31,9 @@ ROOM = 100_000
 
 @cache
 def qwen3():
-    return chat_renderer(write_folder(Path(mkdtemp(prefix="palestra-agents-")), "qwen3"))
+    return chat_renderer(
+        write_folder(Path(mkdtemp(prefix="palestra-agents-", dir=os.environ["PALESTRA_HOME"])), "qwen3")
+    )
 
 
 class RandomPolicy:

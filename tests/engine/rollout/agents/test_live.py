@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -40,7 +41,7 @@ FRAGMENTS = (
 
 @cache
 def folder(name):
-    return write_folder(Path(mkdtemp(prefix="palestra-live-")), name)
+    return write_folder(Path(mkdtemp(prefix="palestra-live-", dir=os.environ["PALESTRA_HOME"])), name)
 
 
 @cache

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -46,7 +47,7 @@ CONVERSATIONS = 500
 
 @cache
 def folder(name: str) -> Path:
-    return write_folder(Path(mkdtemp(prefix=f"palestra-{name}-")), name)
+    return write_folder(Path(mkdtemp(prefix=f"palestra-{name}-", dir=os.environ["PALESTRA_HOME"])), name)
 
 
 @cache
