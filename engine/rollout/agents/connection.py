@@ -373,7 +373,7 @@ class Connection:
         """Raises TimeoutError where the agent does not read."""
         if data:
             self._writer.write(data)
-            if not self._writer.transport.get_write_buffer_size():
+            if not self._writer.transport.get_write_buffer_size() and not self._writer.transport.is_closing():
                 return
             async with asyncio.timeout(self._patience.answer):
                 await self._writer.drain()

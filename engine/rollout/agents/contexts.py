@@ -70,9 +70,10 @@ class Contexts:
         self._renderer, self._experience = renderer, tuple(experience)
         self._spoken: dict[bytes, tuple[int, Spoken]] = {}
         self._digests = _Digests()
-        self._appends_to_calls, self._appends_to_words = renderer.append_only, False
-        """Whether the template only appends where tools alone answer; and where others speak, and nothing was thought,
-        which it has to show first."""
+        self._appends_to_calls: bool | None = None
+        self._appends_to_words = False
+        """Whether the template only appends where tools alone answer, None before it is asked; and where others speak,
+        and nothing was thought, which it has to show first."""
 
     def spoke(self, number: int, digest: bytes, reply: AssistantMessage, spoken: Spoken) -> None:
         """From now on messages may go on from this turn, which was answered with ``reply``."""
@@ -98,7 +99,7 @@ class Contexts:
                     return Found(context, digests[-1], number, results, expected=True)
                 context = extended(self._renderer, spoken.context, [turn])
                 stood = spoken.context.token_ids + turn.token_ids
-                self._appends_to_words |= self._appends_to_calls and context.token_ids[: len(stood)] == stood
+                self._appends_to_words |= self._is_appending() and context.token_ids[: len(stood)] == stood
             if left:
                 context = extended(self._renderer, context, await self._written(left, asked.tools, context_tokens))
         except ValueError as error:
@@ -113,17 +114,29 @@ class Contexts:
         try:
             rewritten = self._renderer.rewritten(found.context.conversation)
         except ValueError as error:
+            self._expect_nothing()
             raise _unwritable(error) from error
         if rewritten is None:
             return found
-        self._appends_to_calls = self._appends_to_words = False
+        self._expect_nothing()
         return replace(found, context=_rewritten(found.context.conversation, rewritten), expected=False)
+
+    def _expect_nothing(self) -> None:
+        self._appends_to_calls = self._appends_to_words = False
 
     def _is_expected_to_append(self, spoken: Spoken, turn: Exchange) -> bool:
         if all(message.role == "tool" for message in turn.messages):
-            return self._appends_to_calls
+            return self._is_appending()
         turns = (*spoken.context.conversation.exchanges, turn)
         return self._appends_to_words and not any(turn.parsed.message.reasoning for turn in turns)
+
+    def _is_appending(self) -> bool:
+        if self._appends_to_calls is None:
+            try:
+                self._appends_to_calls = self._renderer.append_only
+            except ValueError:  # a template that cannot write so much, which a call's own messages may be less than
+                self._appends_to_calls = False
+        return self._appends_to_calls
 
     def _longest_known(self, messages: Sequence[Entry], digests: Sequence[bytes]) -> tuple[int, int, Spoken] | None:
         """The last assistant's message, by its place among those, up to which a turn is known."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -68,6 +67,24 @@ class _Otherwise(Exception):
     def __init__(self, found: Found) -> None:
         super().__init__()
         self.found = found
+
+
+class _Once:
+    """Runs ``what`` once, and raises whenever it is asked what that raised."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self._what: Callable[[], None] | None = what
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        what, self._what = self._what, None
+        if what is not None:
+            try:
+                what()
+            except Exception as error:
+                self.error = error
+        if self.error is not None:
+            raise self.error
 
 
 OnCall = Callable[[int, Call], Awaitable[None]]
@@ -136,12 +153,15 @@ class ModelProxy:
             found = await self._contexts.find(asked, self._budget.context_tokens)
             if found.expected and len(found.context.token_ids) >= self._budget.context_tokens:
                 found = self._contexts.confirmed(found)
-            seeds, most_tokens = self._seeds(asked), lent.turn_tokens
+            begun, self._begun = self._begun, self._begun + asked.choices
             try:
-                return await self._sampled(asked, found, lent, seeds, live)
+                return await self._sampled(asked, found, lent, begun, live)
             except _Otherwise as otherwise:
-                lent.turn_tokens = most_tokens
-                return await self._sampled(asked, otherwise.found, lent, seeds, live)
+                return await self._sampled(asked, otherwise.found, lent, begun, live)
+            except RequestRefused:
+                if self._begun == begun + asked.choices:  # the draws of what is refused are the next one's
+                    self._begun = begun
+                raise
         finally:
             self._under_way -= asked.choices
             self._lent.remove(lent)
@@ -164,54 +184,65 @@ class ModelProxy:
         self._lent.add(lent)
         return lent
 
-    def _seeds(self, asked: Asked) -> list[int]:
+    def _seeds(self, asked: Asked, begun: int) -> list[int]:
         """One for each choice.  An agent's seed decides the draws together with the rollout's own."""
-        begun, self._begun = self._begun, self._begun + asked.choices
         if asked.seed is None:
             return [derived_seed(self._seed, begun + choice) for choice in range(asked.choices)]
         return [derived_seed(self._seed, "agent", asked.seed, choice) for choice in range(asked.choices)]
 
-    async def _sampled(
-        self, asked: Asked, found: Found, lent: _Lent, seeds: Sequence[int], live: Live | None
-    ) -> list[Call]:
-        """Sampling begins before it is certain that the context is the one that was expected; nothing is kept or shown
-        before.  Raises _Otherwise where it is another one."""
-        lent.turn_tokens = min(room_behind(found.context, self._budget.context_tokens), lent.turn_tokens)
+    async def _sampled(self, asked: Asked, found: Found, lent: _Lent, begun: int, live: Live | None) -> list[Call]:
+        """Sampling begins before it is certain that the context is the one that was expected; nothing is kept, shown
+        or given back of the budget before.  Raises _Otherwise where it is another one."""
+        most_tokens = min(room_behind(found.context, self._budget.context_tokens), lent.turn_tokens)
         if live is not None:
             live.begin(len(found.context.token_ids), held=found.expected)
-        confirm = cache(lambda: self._confirm(found, live))
-        shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
-        turns = [self._turn(asked, found, lent, seed, confirm, turn) for seed, turn in zip(seeds, shown, strict=True)]
-        try:
-            async with _unless_it_raises(confirm):
-                return [await turns[0]] if len(turns) == 1 else await _all_of(turns)
-        except asyncio.CancelledError:
-            self.unfinished += lent.turns
-            raise
 
-    def _confirm(self, found: Found, live: Live | None) -> None:
+        def confirm() -> None:
+            self._confirm(found)
+            lent.turn_tokens = most_tokens
+            if live is not None:
+                live.show_held()
+
+        confirming = _Once(confirm)
+        shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
+        turns = [
+            self._turn(asked, found, lent, seed, most_tokens, confirming, turn)
+            for seed, turn in zip(self._seeds(asked, begun), shown, strict=True)
+        ]
+        async with _unless_it_raises(confirming):
+            return [await turns[0]] if len(turns) == 1 else await _all_of(turns)
+
+    def _confirm(self, found: Found) -> None:
         """Raises _Otherwise, and RequestRefused."""
         confirmed = self._contexts.confirmed(found)
         if confirmed.context is not found.context:
             raise _Otherwise(confirmed)
         if found.number is not None:
             self.calls[found.number].results.update(found.results)
-        if live is not None:
-            live.show_held()
 
     async def _turn(
-        self, asked: Asked, found: Found, lent: _Lent, seed: int, confirm: Callable[[], None], live: LiveTurn | None
+        self,
+        asked: Asked,
+        found: Found,
+        lent: _Lent,
+        seed: int,
+        most_tokens: int,
+        confirming: _Once,
+        live: LiveTurn | None,
     ) -> Call:
         on_token = None if live is None else live.sampled
         try:
             generated = await self._sessions.sample(
-                found.context.token_ids, seed=seed, most_tokens=lent.turn_tokens, on_token=on_token
+                found.context.token_ids, seed=seed, most_tokens=most_tokens, on_token=on_token
             )
+        except asyncio.CancelledError:
+            self.unfinished += confirming.error is None
+            raise
         except Exception as error:
             self.failure = self.failure or error
             self.failed.set()
             raise
-        confirm()
+        confirming.run()
         return await self._captured(asked, found, generated, lent, "" if live is None else live.shown.content)
 
     async def _captured(self, asked: Asked, found: Found, generated: Generated, lent: _Lent, shown: str) -> Call:
@@ -231,12 +262,12 @@ class ModelProxy:
 
 
 @asynccontextmanager
-async def _unless_it_raises(check: Callable[[], None]) -> AsyncIterator[None]:
-    """``check`` is called as soon as what stands inside waits for something; what it raises ends that."""
+async def _unless_it_raises(check: _Once) -> AsyncIterator[None]:
+    """``check`` is run as soon as what stands inside waits for something; what it raises ends that."""
 
     def checked() -> None:
         try:
-            check()
+            check.run()
         except Exception:  # raised below
             wrong.reschedule(0)
 
@@ -246,7 +277,7 @@ async def _unless_it_raises(check: Callable[[], None]) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         if wrong.expired():
-            check()
+            check.run()
         raise
     finally:
         checking.cancel()

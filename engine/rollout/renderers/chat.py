@@ -43,8 +43,9 @@ from engine.spec.model import Reasoning, ToolCallFormat
 
 Messages = Sequence[Message | AssistantMessage]
 """A conversation as one list."""
-MOST_STAND_INS = 256
-"""Turns, by the names of the tools that they call, that are kept to write what may stand behind them."""
+MOST_STAND_INS, SHORT_NAMES = 256, 256
+"""Turns, by the names of the tools that they call, of so many characters together, that are kept to write what may
+stand behind them."""
 THINK, THOUGHT = "<think>", "</think>"
 _PROBED_CALL = AssistantMessage.calling("probe", {"a": "b"})
 _PROBED_TOOL = ToolSchema.of_text("probe", "a")
@@ -370,7 +371,8 @@ class ChatRenderer:
 
     def _written_bridge(self, messages: Sequence[Message]) -> str:
         names = tuple(message.tool or "tool" for message in messages if message.role == "tool")
-        answered = self._before_bridge(names if self._frame.several_calls else names[:1])
+        names = names if self._frame.several_calls else names[:1]
+        answered = (self._before_bridge if sum(map(len, names)) <= SHORT_NAMES else self._stand_in)(names)
         passages = [answered, self._template.passage(self._documents(messages))]
         rest = self._after_header(self._passages_written(passages, self._template.nothing))
         return rest[self._end_of_turn(rest) :]

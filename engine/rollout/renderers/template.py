@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -85,7 +86,7 @@ class ChatTemplate:
         )
         self._environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
         bounds = self._environment.bounds
-        self._environment.filters |= {"tojson": self._tojson}
+        self._environment.filters |= {"tojson": self._tojson, "indent": _indented}
         self._environment.filters |= {STEP: bounds.step, SIZED: bounds.sized, JOINED: bounds.joined}
         self._seam, self._recent = "", _Recent()
         try:
@@ -153,7 +154,7 @@ class ChatTemplate:
         except _SeamInText:
             pass
         else:
-            return [message for passage in passages for message in passage.sewn or ()], tools.sewn or []
+            return [message for passage in passages for message in passage.sewn or ()], [*(tools.sewn or ())]
         messages = list(chain.from_iterable(passage.documents for passage in passages))
         taken = set(json.dumps([messages, tools.documents], ensure_ascii=False))
         if (seam := next((seam for seam in map(chr, _SEAMS) if seam not in taken), None)) is None:
@@ -386,6 +387,13 @@ def _bounded(template: nodes.Template) -> nodes.Template:
     for concatenation in list(template.find_all(nodes.Concat)):
         concatenation.nodes = [_filtered(JOINED, *concatenation.nodes)]
     return template
+
+
+def _indented(text: Any, *options: Any, **named: Any) -> str:
+    """Jinja's own would first lengthen a list, which is that of other renderings too."""
+    if not isinstance(text, str):
+        raise TemplateRefused(f"the chat template indents a {type(text).__name__}: only text can be")
+    return do_indent(text, *options, **named)
 
 
 def _filtered(name: str, value: nodes.Expr, *more: nodes.Expr) -> nodes.Filter:

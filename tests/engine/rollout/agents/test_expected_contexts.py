@@ -81,6 +81,18 @@ async def test_where_it_was_otherwise_once_nothing_is_expected_any_more():
     assert await expectations(Surprising(qwen3()), *steps) == [True, True, False, False]
 
 
+class Unprobed(Surprising):
+    """It cannot write what would say whether it only appends."""
+
+    @property
+    def append_only(self):
+        raise ValueError("the template refuses")
+
+
+async def test_a_template_that_cannot_be_asked_whether_it_appends_answers_all_the_same():
+    assert await expectations(Unprobed(qwen3(), most=100), (CALL,), (CALL,), (PLAIN, "a"), (PLAIN, "b")) == [False] * 4
+
+
 def surprised(renderer, **changes):
     """A policy that calls a tool whenever it is asked."""
     policy = scripted(renderer, CALL)
@@ -141,6 +153,117 @@ async def test_a_turn_whose_context_was_another_one_is_sampled_anew_and_leaves_n
     assert (model.unfinished, model.failure) == (0, None)
     await model.close()
     assert policy.open == set()
+
+
+async def test_a_conversation_that_the_template_refuses_is_sampled_once_at_most_and_takes_no_draws():
+    policy, model = surprised(Surprising(qwen3(), refuses=True))
+    asked, generate = [], policy.generate
+
+    async def generated(request):
+        asked.append(request.seed)
+        return await generate(request)
+
+    policy.generate = generated
+    with pytest.raises(RequestRefused, match="too many turns"):
+        await talked(model, 4)
+    first, second = model.calls
+    messages = answered(answered((START,), first.reply), second.reply)
+    for _ in range(3):
+        with pytest.raises(RequestRefused, match="too many turns"):
+            await model.complete(Asked(messages, tuple(TOOLS), choices=3))
+    assert len(asked) == 3
+    await model.complete(Asked((START,), tuple(TOOLS)))
+    assert asked[3] == asked[2]
+    await model.close()
+
+
+async def test_what_is_refused_for_want_of_room_takes_no_draws():
+    policy, model = surprised(qwen3(), context_tokens=600)
+    seeds, generate = [], policy.generate
+
+    async def generated(request):
+        seeds.append(request.seed)
+        return await generate(request)
+
+    policy.generate = generated
+    await talked(model, 1)
+    with pytest.raises(RequestRefused, match="send less"):
+        await model.complete(Asked((Message("user", "xyz " * 400),), tuple(TOOLS)))
+    await talked(model, 1)
+    await model.close()
+    policy, model = surprised(qwen3(), context_tokens=600)
+    refused, seeds[:] = [*seeds], []
+    generate, policy.generate = policy.generate, generated
+    await talked(model, 1)
+    await talked(model, 1)
+    await model.close()
+    assert seeds == refused
+
+
+async def test_the_budget_that_a_turn_gives_back_it_gives_back_when_its_context_is_certain():
+    _, model = surprised(qwen3())
+    first, second = await talked(model, 2)
+    sampled = len(first.generated.token_ids) + len(second.generated.token_ids)
+    await model.close()
+    policy, model = surprised(
+        Surprising(qwen3()), context_tokens=len(second.context.token_ids) + len(second.generated.token_ids) + 40,
+        sampled_tokens=sampled + 60, turn_tokens=60,
+    )  # fmt: skip
+    taken = await talked(model, 2)
+    third = answered(answered((START,), taken[0].reply), taken[1].reply)
+    outcomes = await asyncio.gather(
+        *(model.complete(Asked(messages, tuple(TOOLS))) for messages in (third, (START,))), return_exceptions=True
+    )
+    await model.close()
+    assert [type(outcome) for outcome in outcomes] == [list, RequestRefused]
+    assert model.sampled_tokens <= sampled + 60
+
+
+async def test_what_has_no_room_behind_a_context_is_free_for_other_calls():
+    prompt = len(qwen3().prompt([START], TOOLS))
+    policy, model = surprised(qwen3(), context_tokens=prompt + 10, sampled_tokens=60, turn_tokens=50)
+    policy.random.randrange = lambda most: 9
+    under_way = []
+    for _ in range(3):
+        under_way.append(asyncio.ensure_future(model.complete(Asked((START,), tuple(TOOLS)))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert [len(taken) for taken in await asyncio.gather(*under_way)] == [1] * 3
+    await model.close()
+
+
+async def test_what_the_comparison_raises_is_what_the_caller_is_told_even_if_it_would_not_raise_it_again():
+    renderer = Surprising(qwen3(), refuses=True)
+    _, model = surprised(renderer)
+    rewritten = renderer.rewritten
+
+    def once(conversation, turns=1):
+        renderer.most += 1
+        return rewritten(conversation, turns)
+
+    renderer.most, renderer.rewritten = 0, once
+    with pytest.raises(RequestRefused, match="too many turns"):
+        await talked(model, 2)
+    assert [call.results for call in model.calls] == [{}]
+    await model.close()
+
+
+async def test_of_choices_the_others_of_one_that_fails_are_unfinished():
+    policy = scripted(qwen3(), CALL)
+
+    async def gone(number, call):
+        raise ConnectionResetError("the log is gone")
+
+    async def first_alone(request):
+        asked.append(request)
+        return await (generate(request) if len(asked) == 1 else asyncio.Event().wait())
+
+    asked, model, generate = [], proxy(policy, on_call=gone), policy.generate
+    policy.generate = first_alone
+    with pytest.raises(ConnectionResetError):
+        await model.complete(Asked((START,), tuple(TOOLS), choices=3))
+    assert (len(model.calls), model.unfinished) == (1, 2)
+    await model.close()
 
 
 async def test_of_two_choices_too():

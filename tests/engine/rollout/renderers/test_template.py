@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def written(source: str, tokenizer: PretrainedTokenizer, messages=HELLO, **varia
         ("{{ strftime_now.__self__.year }}", "SecurityError"),
         ("{% include '/etc/passwd' %}", "TypeError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages | indent }}", "indents a list"),
     ],
 )
 def test_a_template_that_fails_loops_or_reaches_out_is_refused(tokenizer, source, reason):
@@ -73,6 +75,45 @@ def test_a_template_that_fails_loops_or_reaches_out_is_refused(tokenizer, source
 def test_what_is_no_jinja_is_refused(tokenizer, source):
     with pytest.raises(ModelFolderRefused, match="no Jinja template"):
         ChatTemplate(source, tokenizer)
+
+
+SHARED = ["messages", "messages[0]", "messages[1].tool_calls", "messages[1].tool_calls[0].arguments", "tools"]
+METHODS = sorted({*dir(list), *dir(dict)})
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_no_template_changes_what_other_renderings_are_given(tokenizer, shared):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"x": ["p", {"z": "w"}]}}]}
+    plain = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}", tokenizer)
+    filters = sorted(plain._environment.filters)
+    attempts = [
+        *(
+            f"{{{{ m.{method}({given}) }}}}"
+            for method in METHODS
+            for given in ("", "0", "'a'", "'a', 'b'", "[('a', 1)]")
+        ),
+        *(
+            f"{{{{ m | {name}{given} | list }}}}"
+            for name in filters
+            for given in ("", "(1)", "('a')", "('update', {})")
+        ),
+        *(f"{{{{ m | map('{name}'{given}) | list }}}}" for name in filters for given in ("", ", 1", ", 'a'")),
+    ]
+    messages, tools = plain.passage([*HELLO, call]), plain.passage([{"name": "f", "required": ["x"]}])
+    before = plain.passages_written([messages], tools, generation=False, variables={})
+    given = json.dumps([messages.sewn, tools.sewn])
+    tried = 0
+    for attempt in attempts:
+        try:
+            template = ChatTemplate(f"{{% set m = {shared} %}}{attempt}", tokenizer)
+        except ModelFolderRefused:
+            continue
+        with suppress(TemplateRefused):
+            template.passages_written([messages], tools, generation=False, variables={})
+        tried += 1
+        assert json.dumps([messages.sewn, tools.sewn]) == given, attempt
+    assert tried > 300
+    assert "hello" in before
 
 
 def test_the_bounds_are_those_of_one_rendering(tokenizer):
