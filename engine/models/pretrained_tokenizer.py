@@ -97,7 +97,8 @@ class PretrainedTokenizer:
         return list(zip(self._ids_of(encoded), ends, strict=True))
 
     def _encoded(self, text: str) -> Encoding:
-        return self._encoder.encode(_SURROGATES.sub(REPLACEMENT, text), add_special_tokens=False)
+        known = text if text.isascii() else _SURROGATES.sub(REPLACEMENT, text)
+        return self._encoder.encode(known, add_special_tokens=False)
 
     def _ids_of(self, encoded: Encoding) -> list[int]:
         others = self._id_of_encoded

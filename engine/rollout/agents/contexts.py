@@ -81,7 +81,8 @@ class Contexts:
 
     async def find(self, asked: Asked, context_tokens: int) -> Found:
         """Raises RequestRefused for messages that no template can express, and may for those that leave no room."""
-        asked = replace(asked, messages=_joined(asked.messages))
+        if (messages := _joined(asked.messages)) is not asked.messages:
+            asked = replace(asked, messages=messages)
         opening, exchanges = exchanges_in(asked.messages)
         digests = self._digests.of(asked)
         known = self._longest_known(asked.messages, digests)
@@ -198,7 +199,8 @@ def appended(renderer: Renderer, context: Context, exchanges: Sequence[Exchange]
 
 
 def _grown(conversation: Conversation, exchanges: Sequence[Exchange]) -> Conversation:
-    return replace(conversation, exchanges=(*conversation.exchanges, *exchanges))
+    before = conversation.exchanges
+    return Conversation(conversation.opening, conversation.tools, conversation.experience, (*before, *exchanges))
 
 
 def _rewritten(conversation: Conversation, rewritten: Rewritten) -> Context:
@@ -279,6 +281,8 @@ def exchanges_in(messages: Sequence[Entry]) -> tuple[list[Message], list[tuple[A
 def _check_results(entry: AssistantMessage, read: Sequence[Message]) -> None:
     """Each call has one result, right behind it, and nothing else has one."""
     calls, results = [request.id for request in entry.requests], [m.call for m in read if m.role == "tool"]
+    if not calls and not results:
+        return
     if sorted(calls) != sorted(map(str, results)):
         raise RequestRefused(
             "conversation",

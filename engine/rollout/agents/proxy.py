@@ -113,6 +113,8 @@ class ModelProxy:
         """In order of time: a call stands here as soon as it is sampled."""
         self.refused: Counter[str] = Counter()
         """Requests that were answered with an error, by kind."""
+        self.sampled_tokens = 0
+        """All that the policy was made to sample, also what nobody reads."""
         self.unfinished = 0
         self.failure: Exception | None = None
         """What the generator raised, which is the worker's to see."""
@@ -123,11 +125,6 @@ class ModelProxy:
     @property
     def over_budget(self) -> bool:
         return self.refused["budget"] > 0
-
-    @property
-    def sampled_tokens(self) -> int:
-        """All that the policy was made to sample, also what nobody reads."""
-        return sum(len(call.generated.token_ids) + call.dropped_tokens for call in self.calls)
 
     @property
     def dropped_tokens(self) -> int:
@@ -252,6 +249,7 @@ class ModelProxy:
         if spoken is not None:
             self._contexts.spoke(number, found.digest, call.reply, spoken)
         self.calls.append(call)
+        self.sampled_tokens += len(call.generated.token_ids) + call.dropped_tokens
         lent.turns -= 1
         async with self._in_turn:
             await self._on_call(number, call)
@@ -308,7 +306,9 @@ def answered(
     token_ids = ended(generated, len(generated.token_ids), renderer)
     parsed = renderer.parse(token_ids, asked.tools)
     if _can_be_made(parsed.message, asked):
-        reply = replace(_named(parsed.message, id), content=parsed.spoken)
+        reply = _named(parsed.message, id)
+        if reply.content != parsed.spoken:
+            reply = replace(reply, content=parsed.spoken)
     elif parsed.message.malformed is None and (found := stopped_text(generated, asked.stops, renderer)) is not None:
         tokens, text, stop = found
         reply = _as_shown(AssistantMessage(text), shown)
@@ -389,6 +389,8 @@ def _can_be_made(message: AssistantMessage, asked: Asked) -> bool:
 
 def _named(message: AssistantMessage, id: str) -> AssistantMessage:
     """What the agent is answered: tool calls have ids of the proxy's own."""
+    if not message.requests:
+        return message
     requests = tuple(replace(request, id=f"call_{id}_{place}") for place, request in enumerate(message.requests))
     return replace(message, requests=requests)
 

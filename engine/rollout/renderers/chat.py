@@ -243,7 +243,9 @@ class ChatRenderer:
         begins = _token_at(pieces, thought.before_spoken)
         answer = thought.lead.removeprefix(self._own_lead) + thought.spoken.text
         spoken = message.content if message.requests else answer
-        return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins, spoken)
+        if reasoning := thought.reasoning.text.strip():
+            message = replace(message, reasoning=reasoning)
+        return Parsed(message, begins, spoken)
 
     def settled(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Settled:
         try:
