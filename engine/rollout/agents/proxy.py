@@ -152,9 +152,10 @@ class ModelProxy:
                 found = self._contexts.confirmed(found)
             begun, self._begun = self._begun, self._begun + asked.choices
             try:
-                return await self._sampled(asked, found, lent, begun, live)
-            except _Otherwise as otherwise:
-                return await self._sampled(asked, otherwise.found, lent, begun, live)
+                try:
+                    return await self._sampled(asked, found, lent, begun, live)
+                except _Otherwise as otherwise:
+                    return await self._sampled(asked, otherwise.found, lent, begun, live)
             except RequestRefused:
                 if self._begun == begun + asked.choices:  # the draws of what is refused are the next one's
                     self._begun = begun

@@ -200,6 +200,17 @@ async def test_what_is_refused_for_want_of_room_takes_no_draws():
     assert seeds == refused
 
 
+async def test_nor_does_what_has_no_room_only_behind_the_right_context():
+    renderer = Surprising(qwen3())
+    policy, model = surprised(renderer, context_tokens=2000)
+    renderer.rewritten = lambda conversation, turns=1: Rewritten((1,) * 2000, 0)
+    with pytest.raises(RequestRefused, match="send less"):
+        await talked(model, 2)
+    assert model._begun == len(model.calls) == 1
+    await model.close()
+    assert policy.open == set()
+
+
 async def test_the_budget_that_a_turn_gives_back_it_gives_back_when_its_context_is_certain():
     _, model = surprised(qwen3())
     first, second = await talked(model, 2)
