@@ -74,7 +74,7 @@ def inbox(request: PageRequest) -> HttpResponse:
         "rules": rule_texts(),
         "runs": _runs_to_choose(request, chosen["run"]),
         "here": request.get_full_path(),
-        "query": urlencode({name: value for name, value in chosen.items() if value}),
+        "query": _query_of(chosen),
     }
     if request.htmx and not request.htmx.history_restore_request:
         return render(request, "security/list.html", context)
@@ -84,6 +84,11 @@ def inbox(request: PageRequest) -> HttpResponse:
 def _chosen(given: Mapping[str, str]) -> dict[str, str]:
     chosen = {name: _clean(given.get(name, "")) for name in ("severity", "rule", "run")}
     return {"state": _clean(given["state"]) if "state" in given else str(AlertState.OPEN), **chosen}
+
+
+def _query_of(chosen: Mapping[str, str]) -> str:
+    """The address that chooses the same: without a state in it only open alerts are meant, with an empty one all."""
+    return urlencode({name: value for name, value in chosen.items() if value or name == "state"})
 
 
 def _alerts_in(request: PageRequest, chosen: dict[str, str]) -> QuerySet[Alert]:
@@ -119,7 +124,7 @@ def alike_alerts(request: PageRequest, alert_id: int) -> HttpResponse:
         "alert": alert,
         "alerts": _with_quarantine_status(page.object_list),
         "page": page,
-        "query": urlencode({name: value for name, value in chosen.items() if value}),
+        "query": _query_of(chosen),
     }
     return render(request, "security/alike.html" if request.htmx else "security/alike_page.html", context)
 

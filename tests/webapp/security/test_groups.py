@@ -1,6 +1,7 @@
 """Alike alerts are one group with count, first and last; alerts of ended runs wait for nobody."""
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def test_a_group_opens_to_all_its_alerts_page_by_page(engine: Engine, victor: Us
     assert "<html" not in part
     assert page_of(victor, f"/alerts/{newest.id}/alike/?page=2").count('class="main-link mono"') == 20
     page_of(charlie, f"/alerts/{newest.id}/alike/", status=404)
+
+
+@pytest.mark.parametrize(("state", "alerts"), [("?state=", 70), ("", 60), ("?state=acknowledged", 10)])
+def test_a_group_opens_to_the_alerts_that_its_list_counted(
+    engine: Engine, victor: User, state: str, alerts: int
+) -> None:
+    many(engine, 70)
+    older = Alert.objects.order_by("id").values("id")[:10]
+    Alert.objects.filter(id__in=older).update(state=AlertState.ACKNOWLEDGED)
+    text = page_of(victor, f"/alerts/{state}")
+    assert f'data-count="{alerts}"' in text
+    rows, opens = 0, re.search(r'href="(/alerts/\d+/alike/[^"]*)"', text)
+    while opens is not None:
+        part = page_of(victor, unescape(opens[1]), **{"HX-Request": "true"})
+        rows += part.count('class="main-link mono"')
+        opens = re.search(r'href="([^"]*)"[^>]*>(?:(?!<a).)*Older', part, re.DOTALL)
+    assert rows == alerts
 
 
 def test_a_page_of_groups_costs_the_same_for_one_alert_and_for_2000(engine: Engine, api_of: Any, rita: User) -> None:
