@@ -97,8 +97,9 @@ class PretrainedTokenizer:
         return list(zip(self._ids_of(encoded), ends, strict=True))
 
     def _encoded(self, text: str) -> Encoding:
-        known = text if text.isascii() else _SURROGATES.sub(REPLACEMENT, text)
-        return self._encoder.encode(known, add_special_tokens=False)
+        if not text.isascii():
+            text = _SURROGATES.sub(REPLACEMENT, text)
+        return self._encoder.encode(text, add_special_tokens=False)
 
     def _ids_of(self, encoded: Encoding) -> list[int]:
         others = self._id_of_encoded

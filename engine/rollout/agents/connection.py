@@ -22,6 +22,7 @@ from engine.rollout.agents.dialects.responses import Responses
 from engine.rollout.agents.door import Answerer, Completed, Door
 from engine.rollout.agents.fields import SHOWN_CHARACTERS, document_in
 from engine.rollout.agents.live import Live
+from engine.rollout.agents.waiting import Interruption, interruptible
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
@@ -72,7 +73,7 @@ class Patience:
     """For the agent to take what it asked for."""
 
 
-USUAL = Patience()
+USUAL_PATIENCE = Patience()
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class HttpRefused(RequestRefused):
 class Incoming(asyncio.StreamReader):
     """What a caller sends, and that it has hung up."""
 
-    _waiting: asyncio.Timeout | None = None
+    _answering: Interruption | None = None
 
     def feed_eof(self) -> None:
         super().feed_eof()
@@ -148,21 +149,16 @@ class Incoming(asyncio.StreamReader):
     async def unless_hung_up(self) -> AsyncIterator[None]:
         """A caller that closes its end does not wait for the answer any more: the block ends with
         ConnectionResetError.  A request that stands behind the one that is answered says that it does."""
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                self._look()
+        async with interruptible() as self._answering:
+            self._look()
+            try:
                 yield
-        except TimeoutError as error:
-            if self._waiting is not None and self._waiting.expired():
-                raise ConnectionResetError("the agent hung up") from error
-            raise
-        finally:
-            self._waiting = None
+            finally:
+                self._answering = None
 
     def _look(self) -> None:
-        hung_up = self.at_eof() or self.exception() is not None
-        if hung_up and self._waiting is not None and self._waiting.when() is None:
-            self._waiting.reschedule(0)
+        if self._answering is not None and (self.at_eof() or self.exception() is not None):
+            self._answering.interrupt(ConnectionResetError("the agent hung up"))
 
 
 class Connection:

@@ -9,11 +9,10 @@ It knows no dialect and no socket (``dialects/``, ``server.py``), and belongs to
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
@@ -21,6 +20,7 @@ from engine.rollout.agents.capture import Call, segments_of
 from engine.rollout.agents.contexts import Context, Contexts, Found, Spoken
 from engine.rollout.agents.live import Live, LiveTurn
 from engine.rollout.agents.stops import ended, stopped, stopped_text
+from engine.rollout.agents.waiting import all_of, interruptible
 from engine.rollout.renderers.contract import Renderer
 from engine.seeds import derived_seed
 from engine.spec.generation import Generated
@@ -208,7 +208,7 @@ class ModelProxy:
             for seed, turn in zip(self._seeds(asked, begun), shown, strict=True)
         ]
         async with _unless_it_raises(confirming):
-            return [await turns[0]] if len(turns) == 1 else await _all_of(turns)
+            return await all_of(turns)
 
     def _confirm(self, found: Found) -> None:
         """Raises _Otherwise, and RequestRefused."""
@@ -267,31 +267,15 @@ async def _unless_it_raises(check: _Once) -> AsyncIterator[None]:
     def checked() -> None:
         try:
             check.run()
-        except Exception:  # raised below
-            wrong.reschedule(0)
+        except Exception as error:
+            block.interrupt(error)
 
     checking = asyncio.get_running_loop().call_soon(checked)
     try:
-        async with asyncio.timeout(None) as wrong:
+        async with interruptible() as block:
             yield
-    except TimeoutError:
-        if wrong.expired():
-            check.run()
-        raise
     finally:
         checking.cancel()
-
-
-async def _all_of(turns: Sequence[Coroutine[Any, Any, Call]]) -> list[Call]:
-    """The first that fails ends the others."""
-    sampling = [asyncio.ensure_future(turn) for turn in turns]
-    try:
-        return list(await asyncio.gather(*sampling))
-    except BaseException:
-        for turn in sampling:
-            turn.cancel()
-        await asyncio.gather(*sampling, return_exceptions=True)
-        raise
 
 
 def answered(

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 from engine.rollout.agents.asked import Asked
-from engine.rollout.agents.connection import USUAL, Answers, Bodies, Connection, Incoming, Patience
+from engine.rollout.agents.connection import USUAL_PATIENCE, Answers, Bodies, Connection, Incoming, Patience
 from engine.rollout.agents.door import Answerer, Completed, Door
 from engine.rollout.agents.live import Live
 from engine.rollout.agents.proxy import ModelProxy
@@ -52,7 +52,9 @@ class RolloutDoor:
 
 
 class ProxyServer:
-    def __init__(self, door: Door, patience: Patience = USUAL, *, most_connections: int = MOST_CONNECTIONS) -> None:
+    def __init__(
+        self, door: Door, patience: Patience = USUAL_PATIENCE, *, most_connections: int = MOST_CONNECTIONS
+    ) -> None:
         self._door, self._patience, self._most_connections = door, patience, most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._closing = False

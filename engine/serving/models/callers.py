@@ -24,6 +24,7 @@ from engine.rollout.agents.contexts import Context, Contexts
 from engine.rollout.agents.door import Answerer, Completed
 from engine.rollout.agents.live import Live, LiveTurn
 from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
+from engine.rollout.agents.waiting import all_of
 from engine.rollout.policy_session import PolicySession
 from engine.seeds import derived_seed
 from engine.serving.models.shelf import WAIT_S, LoadedModel, Shelf
@@ -163,21 +164,15 @@ class Caller:
     ) -> list[Call]:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
         shown = [None if live is None else live.turn(choice, loaded.renderer) for choice in range(asked.choices)]
-        sampling = [
-            asyncio.ensure_future(
-                _turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice), meter, turn)
-            )
+        turns = [
+            _turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice), meter, turn)
             for choice, turn in enumerate(shown)
         ]
         try:
-            return list(await asyncio.gather(*sampling))
+            return await all_of(turns)
         except (RuntimeError, AttemptFailed) as error:  # of the generator
             log.warning("a call to model %s failed", self._model.name, exc_info=error)
             raise RequestRefused("unavailable", f"the model could not answer: {type(error).__name__}") from error
-        finally:
-            for turn in sampling:
-                turn.cancel()
-            await asyncio.gather(*sampling, return_exceptions=True)
 
     def _used_today(self) -> int:
         """Raises RequestRefused where that cannot be read."""
