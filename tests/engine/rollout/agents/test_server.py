@@ -379,3 +379,27 @@ async def test_a_budget_that_is_used_up_is_403_and_ends_the_agent_after_some_mor
         assert statuses == [200, *[403] * 17]
         assert open_to.model.exhausted.is_set()
         assert (open_to.model.over_budget, len(open_to.model.calls)) == (True, 1)
+
+
+async def test_a_stream_that_nobody_takes_is_the_last_on_its_connection():
+    """Its caller sends three more requests meanwhile, and closes the connection."""
+    policy = scripted(WITH_REASONING)
+    begun, generate = asyncio.Queue(), policy.generate
+
+    async def slowly(asked):
+        begun.put_nowait(asked)
+        await asyncio.sleep(0.05)
+        return await generate(asked)
+
+    policy.generate = slowly
+    async with endpoint(policy) as open_to:
+        _, writer = await open_to.connected()
+        one = request(CHAT, {**HELLO, "stream": True})
+        writer.write(one)
+        await begun.get()
+        writer.write(one * 3)
+        await writer.drain()
+        writer.close()
+        while open_to.server.connections:  # noqa: ASYNC110 - the server reports to nobody
+            await asyncio.sleep(0.001)
+        assert (begun.empty(), len(open_to.model.calls), open_to.model.unfinished) == (True, 1, 0)

@@ -499,3 +499,14 @@ def test_stops_are_those_of_the_folder_and_of_the_template():
     speak = renderer("gemma")
     assert {speak.tokenizer.mark_of(token) for token in speak.stop_ids} == {"<eos>", "<end_of_turn>"}
     assert json.loads((folder("gemma") / "generation_config.json").read_text())["eos_token_id"] in speak.stop_ids
+
+
+def test_what_stands_before_a_bridge_is_kept_of_short_names_alone():
+    speak = chat_renderer(folder("qwen3"))
+    known = speak._before_bridge.cache_info
+    bridges = [speak._written_bridge((Message("tool", "2", "t" * length),)) for length in (3, 3, 10**6, 10**6)]
+    assert len(set(bridges)) == 1, "Qwen3's template names no tool in its results"
+    assert (known().currsize, known().hits) == (1, 1)
+    several = speak._written_bridge(tuple(Message("tool", "2", "t" * 100) for _ in range(3)))
+    assert speak.tokenizer.shown(several).count("2") == 3
+    assert known().currsize == 1
