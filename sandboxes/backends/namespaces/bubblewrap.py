@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sandboxes.backends.namespaces import limits
 from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, Program, bwrap_arguments
 from sandboxes.backends.namespaces.exposure import exposed
+from sandboxes.backends.namespaces.inside import pauses
 from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
@@ -21,6 +22,7 @@ from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
 DEATH_S = 10.0
+FIRST_PAUSE_S = 0.0005
 COMPLAINT_BYTES = 2000
 
 
@@ -127,12 +129,14 @@ class Bubblewrap:
 
     async def _monitor_ended(self) -> None:
         # Nobody tells us of its end.
+        pauses_s = pauses.ever_longer_s(FIRST_PAUSE_S)
         while self.monitor.poll() is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(next(pauses_s))
 
 
 async def _removed(group: Group) -> None:
     """Raises ``TimeoutError`` if the kernel cannot end a process of it."""
+    pauses_s = pauses.ever_longer_s(FIRST_PAUSE_S)
     async with asyncio.timeout(DEATH_S):
         while not group.try_to_remove():
             try:
@@ -140,7 +144,7 @@ async def _removed(group: Group) -> None:
             except OSError as error:
                 if error.errno not in REMEDIES:
                     raise  # else: no descriptor to read who is left; again, until the time is over
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(next(pauses_s))
 
 
 def _memory_file(content: bytes) -> int:

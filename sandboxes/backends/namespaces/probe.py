@@ -16,8 +16,8 @@ from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
 INSIDE = (
-    "frames", "libc", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "snapshots",
-    "observed", "agent",
+    "frames", "libc", "pauses", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs",
+    "snapshots", "observed", "agent",
 )  # fmt: skip
 """In the order of their imports; the last one has ``main``."""
 ZYGOTE = (*INSIDE, "walls", "zygote")

@@ -233,7 +233,7 @@ class Agent:
         self.bury()  # who ended before has an exit code of its own
         self.snapshots.drop_all()
         processes.kill(-1)
-        processes.reap_everybody()
+        processes.reap_everybody(self.child_ended)
         for program in list(self.programs.values()):
             self.program_ended(program, -processes.SIGKILL)
         if self.interpreter:
@@ -362,7 +362,7 @@ class Agent:
     # -- the end of guests ------------------------------------------------------------------------
 
     def child_signalled(self) -> None:
-        os.read(self.child_ended, 4096)
+        processes.empty(self.child_ended)  # of what ``reap_everybody`` may have taken in this very round
         self.bury()
 
     def bury(self) -> None:

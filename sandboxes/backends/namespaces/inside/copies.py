@@ -15,11 +15,14 @@ import struct
 import sys
 import time
 
+from sandboxes.backends.namespaces.inside import pauses
+
 FREEZE = 2**32 - 1
 """The length of a cell that is none."""
 READY, REFUSED = b"+", b"-"
 NONCE_BYTES = 16
 ANSWER_S = 2.0
+FIRST_PAUSE_S = 0.0001
 GIVEN = (1, 2, 3, 4)
 """Descriptors that every interpreter has from the agent: stdout, stderr, cells, reports."""
 DESCRIPTORS = struct.Struct(f"={len(GIVEN)}i")
@@ -111,8 +114,9 @@ def fork_and_leave() -> None:
         os._exit(error.errno or errno.EIO)
     if child:
         os._exit(0)
+    pauses_s = pauses.ever_longer_s(FIRST_PAUSE_S)
     while os.getppid() == between:
-        time.sleep(0.0001)
+        time.sleep(next(pauses_s))
 
 
 def ended_with(pid: int) -> int:

@@ -4,14 +4,16 @@ import _signal  # type: ignore[import-not-found]
 import errno
 import os
 import resource
+import select
 import time
 
-from sandboxes.backends.namespaces.inside import libc
+from sandboxes.backends.namespaces.inside import libc, pauses
 
 AGENT_PID = 1
 SIGKILL = 9
 SWEEP_S = 1.0
 REAP_S = 5.0
+FIRST_PAUSE_S = 0.0002
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/work",
@@ -30,6 +32,7 @@ FIRST_TO_GO = b"1000"
 others."""
 SCORE = "/proc/self/oom_score_adj"
 SCORE_BYTES = 16
+SIGNALS_BYTES = 4096
 
 
 def raise_own_limit() -> None:
@@ -148,28 +151,42 @@ def kill_all_but(kept: set[int], alone: set[int]) -> None:
     """
     if not kept and not alone and not kill(-1):
         return  # nobody is left to be looked for
-    give_up_s = time.monotonic() + SWEEP_S
+    give_up_s, pauses_s = time.monotonic() + SWEEP_S, pauses.ever_longer_s(FIRST_PAUSE_S)
     while condemned := strangers(kept, alone):
         if time.monotonic() > give_up_s:
             kill(-1)
             return
         for pid in condemned:
             kill(pid)
-        time.sleep(0.0002)
+        time.sleep(next(pauses_s))
 
 
-def reap_everybody() -> None:
-    """Wait until there is no child, and so nobody: orphans are children of process 1.  Raises ``OSError``."""
+def reap_everybody(child_ended: int) -> None:
+    """Wait until there is no child, and so nobody: orphans are children of process 1.  Raises ``OSError``.
+
+    ``child_ended`` becomes readable when a child ends.
+    """
     give_up_s = time.monotonic() + REAP_S
+    ended = select.poll()
+    ended.register(child_ended, select.POLLIN)
     while True:
+        empty(child_ended)  # before the look, so that who ends after it is noticed
         try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
-        if pid == 0:
-            if time.monotonic() > give_up_s:
-                raise OSError(errno.EBUSY, "a process does not die")
-            time.sleep(0.0002)
+        patience_ms = int((give_up_s - time.monotonic()) * 1000)
+        if patience_ms <= 0 or not ended.poll(patience_ms):
+            raise OSError(errno.EBUSY, "a process does not die")
+
+
+def empty(pipe: int) -> None:
+    """Forget what a pipe of signals holds."""
+    try:
+        os.read(pipe, SIGNALS_BYTES)
+    except BlockingIOError:
+        return
 
 
 def end_child(pid: int) -> int:

@@ -51,6 +51,17 @@ async def test_a_killed_agent_loses_the_sandbox_at_once(sandbox):
         await sandbox.run_python("1")
 
 
+async def test_a_host_that_stands_still_loses_no_sandbox(sandbox, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.sandbox.GRACE_S", 0.5)
+    written = asyncio.create_task(sandbox.write_file("a", b"b"))
+    await asyncio.sleep(0)  # it is asked
+    time.sleep(1)  # noqa: ASYNC251  longer than the agent may take, which has answered long before
+
+    await written
+
+    assert await sandbox.read_file("a") == b"b"
+
+
 async def test_a_killed_monitor_takes_the_sandbox_with_it(sandbox):
     sandbox._process.bubblewrap.monitor.kill()
     async with asyncio.timeout(60):
