@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
 
@@ -56,7 +57,7 @@ def tree_reading(name: str, role: Role, root: int) -> ProcessReading | None:
     """Process ``root`` of this machine with all its children, as one; None where it has ended."""
     try:
         first = psutil.Process(root)
-        began_at, members = first.create_time(), [first, *first.children(recursive=True)]
+        began_at, members = first.create_time(), [first, *descendants(first)]
     except psutil.NoSuchProcess:
         return None
     taken = [_taken(member) for member in members]
@@ -68,6 +69,35 @@ def tree_reading(name: str, role: Role, root: int) -> ProcessReading | None:
         cpu_s=sum(cpu_s for cpu_s, _ in taken),
         memory_bytes=sum(memory for _, memory in taken),
     )
+
+
+def descendants(root: psutil.Process) -> list[psutil.Process]:
+    """Its children and theirs.  Raises ``psutil.NoSuchProcess`` where it has ended."""
+    if not os.path.exists(f"/proc/{root.pid}/task/{root.pid}/children"):  # a kernel without CONFIG_PROC_CHILDREN
+        return root.children(recursive=True)
+    found: list[psutil.Process] = []
+    parents = [root.pid]
+    while parents:
+        for pid in _children(parents.pop()):
+            try:
+                found.append(psutil.Process(pid))
+            except psutil.NoSuchProcess:
+                continue
+            parents.append(pid)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """As the kernel lists them, thread by thread.  ``psutil`` looks at all processes there are, and sandboxes are
+    hundreds."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        return []  # it has ended
+    return found
 
 
 def server_readings(servers: Sequence[ServerReading]) -> list[ProcessReading]:

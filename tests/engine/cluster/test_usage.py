@@ -2,19 +2,34 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from engine.cluster.process_meter import ProcessMeter, tree_reading, visible_gpus
+from engine.cluster.process_meter import ProcessMeter, descendants, tree_reading, visible_gpus
 from engine.loop.usage import by_role, of_servers, process_uses, server_uses
 from engine.spec.usage import GpuUse, Health, ProcessReading, ServerReading, UsageReading
 
 ROOT = Path(__file__).parents[3]
+FAMILY = """
+import os, threading, time
+def child(depth):
+    if os.fork() == 0:
+        if depth:
+            child(depth - 1)
+        else:
+            os.write(1, b"!")
+        time.sleep(60)
+child(2)
+threading.Thread(target=child, args=(0,)).start()
+time.sleep(60)
+"""
 TABLE = """\
 0, GPU-aaaa, NVIDIA H200, 87, 40960, 143771
 1, GPU-bbbb, NVIDIA H200, [N/A], 1024, 143771
@@ -172,3 +187,21 @@ def assert_metrics_by_role(events: list[dict[str, Any]], roles: set[str]) -> Non
     assert len(memory) == len(roles)
     assert all(20 < mib < 8192 for mib in memory)
     assert sum(memory) == pytest.approx(values["perf/rss_mib"])
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_descendants_are_those_of_all_generations_and_threads(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:
+        monkeypatch.setattr("engine.cluster.process_meter.os.path.exists", lambda _: False)
+    root = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert root.stdout is not None
+        assert root.stdout.read(2) == b"!!"
+        process = psutil.Process(root.pid)
+        found = [each.pid for each in descendants(process)]
+        assert len(found) == 4
+        assert sorted(found) == sorted(each.pid for each in process.children(recursive=True))
+    finally:
+        os.killpg(root.pid, signal.SIGKILL)
+        root.communicate()
+    assert tree_reading("server-0", "server", root.pid) is None
