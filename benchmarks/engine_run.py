@@ -82,7 +82,7 @@ class Engine:
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 
     async def _step(self, number: int) -> Step:
-        cpu_begin = processor_seconds()  # which looks at hundreds of processes, and is no part of a step
+        cpu_begin = processor_seconds()  # which is no part of a step
         begin = time.perf_counter()
         groups = await self._collected(number)
         collected_at = time.perf_counter()

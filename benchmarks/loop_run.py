@@ -42,7 +42,7 @@ class Log:
             written = [json.loads(line) for line in lines]
             self.events += written
             for event in written:
-                if STEP in event.get("values", {}):  # then alone: it looks at hundreds of processes
+                if STEP in event.get("values", {}):  # then alone
                     self.taken_s[event["step"]] = processor_seconds()
             return append(spool, lines, first_seq=first_seq)
 

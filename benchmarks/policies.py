@@ -8,7 +8,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from benchmarks.workload import Setting, spec_for
+from benchmarks.workload import Setting, has_slow_tools, spec_for
 from engine.cluster.members import learner_for, trainer_for
 from engine.spec.run import RunSpec
 from engine.spec.supervised import Demonstrations, Stage
@@ -21,9 +21,9 @@ COLD_START = Stage(data=TAUGHT, steps=600, batch_size=64, learning_rate=1e-3)
 def start_policy(setting: Setting, spec: RunSpec, *, home: Path, guesses: float = 0.0) -> Path:
     """The checkpoint folder.  ``guesses``: the share of demonstrations that ``tool-use`` is taught by and that fail.
 
-    ``slow-tools`` has the policy of ``tool-use``.
+    Where tools are slow it is the policy of ``tool-use``.
     """
-    if setting == "slow-tools":
+    if has_slow_tools(setting):
         spec = spec_for("tool-use", steps=spec.schedule.steps, threads=spec.resources.threads)
         return start_policy("tool-use", spec, home=home, guesses=guesses)
     if setting == "tool-use":

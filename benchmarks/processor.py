@@ -1,5 +1,6 @@
 """Processor time of this side of a comparison: this process and its decoders, without its sandboxes."""
 
+import functools
 import time
 
 import psutil
@@ -8,14 +9,24 @@ DECODER = "engine.inference.torch.decoder_main"
 
 
 def processor_seconds() -> float:
-    """Count this process in all its threads, and the decoders that it has now."""
-    return time.process_time() + sum(map(_decoder_seconds, psutil.Process().children()))
+    """Count this process in all its threads, and the decoders that it had when this was called first."""
+    return time.process_time() + sum(map(_seconds, _decoders()))
 
 
-def _decoder_seconds(child: psutil.Process) -> float:
-    """0 for what is no decoder, or has just ended: sandboxes come and go."""
+@functools.cache
+def _decoders() -> list[psutil.Process]:
+    """Looked for once: there are hundreds of sandboxes beside them, and our steps are timed."""
+    return [child for child in psutil.Process().children() if _is_decoder(child)]
+
+
+def _is_decoder(child: psutil.Process) -> bool:
+    """Sandboxes come and go."""
     try:
-        times = child.cpu_times() if DECODER in child.cmdline() else None
+        return DECODER in child.cmdline()
     except psutil.NoSuchProcess:
-        return 0.0
-    return 0.0 if times is None else float(times.user + times.system)
+        return False
+
+
+def _seconds(decoder: psutil.Process) -> float:
+    times = decoder.cpu_times()
+    return float(times.user + times.system)

@@ -22,14 +22,10 @@ from benchmarks.machine import CoreTime, wait_until_quiet
 from benchmarks.measurement import Comparison, Run
 from benchmarks.policies import start_policy
 from benchmarks.report import as_json, cost_table, headlines, summary_table
-from benchmarks.workload import SETTINGS, TARGETS, Setting, Workload, spec_for
+from benchmarks.workload import PLACES, ROLLOUTS, SETTINGS, TARGETS, Setting, Workload, has_slow_tools, spec_for
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS: dict[Setting, str] = {
-    "completions": "benchmarks.engine_run",
-    "tool-use": "benchmarks.engine_run",
-    "slow-tools": "benchmarks.loop_run",
-}
+IN_TURNS, OVERLAPPING = "benchmarks.engine_run", "benchmarks.loop_run"
 """What runs our side: a step's phases one after the other, or a run that overlaps them."""
 QUIET_SHARE = 0.1
 """The share of the cores' time: what other processes may take before the numbers are called unreliable."""
@@ -69,7 +65,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench throughput", description="Palestra next to TRL's GRPOTrainer.")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write all numbers there")
     parser.add_argument("--pairs", type=int, default=5, help="paired runs per setting (default 5)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps per run (default 5)")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="timed steps per run, more where they are smaller (default 5)"
+    )
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of either side (default 2)")
     parser.add_argument(
@@ -87,9 +85,10 @@ def _options() -> argparse.Namespace:
 
 
 def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: Path) -> Comparison:
-    spec = spec_for(setting, steps=options.warmup + options.steps, threads=options.threads)
+    timed_steps = options.steps * PLACES // ROLLOUTS.get(setting, PLACES)  # as many rollouts in every setting
+    spec = spec_for(setting, steps=options.warmup + timed_steps, threads=options.threads)
     policy = start_policy(setting, spec, home=home)
-    workload = Workload(setting, spec.model_dump(mode="json"), str(policy), options.warmup, options.steps)
+    workload = Workload(setting, spec.model_dump(mode="json"), str(policy), options.warmup, timed_steps)
     comparison = Comparison(setting, [], [])
     with TemporaryDirectory(prefix="palestra-bench-") as folder:
         workload_file = Path(folder, "workload.json")
@@ -97,7 +96,8 @@ def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: P
         patient_until = time.monotonic() + options.patience
         while len(comparison.ours) < options.pairs:
             wait_until_quiet(os.sched_getaffinity(0), QUIET_SHARE, patient_until)
-            ours = run_of(Path(sys.executable), OURS[setting], workload_file, options.threads)
+            module = OVERLAPPING if has_slow_tools(setting) else IN_TURNS
+            ours = run_of(Path(sys.executable), module, workload_file, options.threads)
             theirs = run_of(peer, "benchmarks.peers.trl_grpo", workload_file, options.threads)
             if max(ours.others_share, theirs.others_share) > QUIET_SHARE and time.monotonic() < patient_until:
                 comparison.set_aside.append((ours, theirs))

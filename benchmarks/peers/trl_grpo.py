@@ -49,7 +49,7 @@ from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
 MICRO_BATCH = 64
-"""Rows per forward and backward pass; gradients are accumulated to one update per batch."""
+"""Rows per forward and backward pass at most; gradients are accumulated to one update per batch."""
 
 
 class TimedTrainer(GRPOTrainer):
@@ -186,14 +186,15 @@ def _row(trajectory: Trajectory) -> tuple[list[int], list[int]]:
 def config(workload: Workload, output: Path) -> GRPOConfig:
     spec = workload.run_spec()
     batch = spec.schedule.prompts_per_step * spec.schedule.group_size
-    passes = batch // MICRO_BATCH
+    rows = min(MICRO_BATCH, batch)
+    passes = batch // rows
     clip, optimizer = spec.recipe.objective, spec.recipe.optimizer
     if not isinstance(clip, Clipped):
         raise ValueError(f"the workload's objective is {clip.kind}, and TRL's is clipped")
     return GRPOConfig(
         output_dir=str(output),
         max_steps=workload.steps,
-        per_device_train_batch_size=MICRO_BATCH,
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,
         steps_per_generation=passes,
         num_generations=spec.schedule.group_size,
