@@ -144,7 +144,8 @@ def main() -> None:
                 results[arm].append(run)
                 print(f"seed {seed}, {arm.name}: {run.wall_s:.1f} s, success {run.reward:.3f}", file=sys.stderr)
     simulated = simulated_by_ratio(results, turn_s=options.turn_seconds, update_s=options.update_seconds)
-    rows = headlines(results, simulated)
+    tools_alone = simulated_by_ratio(results, turn_s=0.0, update_s=0.0)
+    rows = [*headlines(results, simulated), *bounds(tools_alone)]
     Console(width=max(110, Console().width)).print(headline_table(rows))
     if options.json:
         write_report(options.json, rows, document(results, simulated, options))
@@ -239,6 +240,20 @@ def headlines(results: Results, simulated: dict[int, list[Simulated]]) -> list[H
         for ratio, runs in simulated.items()
     ]
     return rows
+
+
+def bounds(tools_alone: dict[int, list[Simulated]]) -> list[Headline]:
+    """What each ratio would give, over the same tool times, if all else took no time, on any machine."""
+    synchronous = tools_alone[0]
+    return [
+        figure(f"ratio {ratio} alone, if only tools took time", Distribution.of(_shorter(synchronous, runs)))
+        for ratio, runs in tools_alone.items()
+        if ratio
+    ]
+
+
+def _shorter(slower: Sequence[Simulated], faster: Sequence[Simulated]) -> list[float]:
+    return [one.seconds / other.seconds for one, other in zip(slower, faster, strict=True)]
 
 
 def speedups(slower: Sequence[Measured], faster: Sequence[Measured]) -> Distribution:

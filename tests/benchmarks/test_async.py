@@ -13,6 +13,7 @@ from benchmarks.async_ratio import (
     SYNCHRONOUS,
     Arm,
     Measured,
+    bounds,
     half_width,
     headlines,
     measured_in,
@@ -48,6 +49,14 @@ def test_with_ratio_1_both_groups_play_at_once() -> None:
     assert found.sampling_idle == pytest.approx(1 - 0.5 / 4)
     assert found.training_idle == pytest.approx(1 - 1 / 4)
     assert found.idle == pytest.approx((0.875 + 0.75) / 2)
+
+
+def test_what_a_ratio_would_give_if_only_tools_took_time() -> None:
+    """One after the other the groups take 1 + 3 s, both at once 3."""
+    alone = {ratio: [simulate(TRACE, schedule=schedule(ratio), turn_s=0.0, update_s=0.0)] for ratio in (0, 1)}
+    (bound,) = bounds(alone)
+    assert bound.what == "ratio 1 alone, if only tools took time"
+    assert bound.value == pytest.approx(4 / 3)
 
 
 def test_a_larger_ratio_never_takes_longer_on_the_same_trace() -> None:
