@@ -74,7 +74,8 @@ def tree_reading(name: str, role: Role, root: int) -> ProcessReading | None:
 def descendants(root: psutil.Process) -> list[psutil.Process]:
     """Its children and theirs.  Raises ``psutil.NoSuchProcess`` where it has ended."""
     if not os.path.exists(f"/proc/{root.pid}/task/{root.pid}/children"):  # a kernel without CONFIG_PROC_CHILDREN
-        return root.children(recursive=True)
+        looked_for: list[psutil.Process] = root.children(recursive=True)
+        return looked_for
     found: list[psutil.Process] = []
     parents = [root.pid]
     while parents:
