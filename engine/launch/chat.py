@@ -10,10 +10,8 @@ alert freezes them.
 """
 
 import asyncio
-import ctypes
 import logging
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +23,7 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ValidationError
 
+from engine.child_process import end_with_parent
 from engine.cluster.generators import generator_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.environments.registry import environment_for
@@ -63,7 +62,6 @@ from engine.spec.problems import Problem, shown_value
 from engine.spec.run import RunSpec
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
-_PR_SET_PDEATHSIG = 1
 log = logging.getLogger("engine.chat")
 
 
@@ -99,13 +97,6 @@ def chat(options: ChatOptions) -> int:
     except* BrokenPipeError:
         log.info("nobody reads any more")
     return 0
-
-
-def end_with_parent(parent: int) -> None:
-    """The kernel ends this process when its parent ends; at once where that has happened already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent process has ended")
 
 
 def chat_spec(options: ChatOptions) -> RunSpec:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.inference.torch.channel import Channel
+from engine.channel import Channel
 from engine.inference.torch.decoder_messages import STARTED, Begin, Call, DecoderReply, StreamedToken
 from engine.inference.torch.generator import TorchGenerator
 from engine.models.folder_weights import FolderWeights

@@ -1,24 +1,18 @@
 """One decoder's process, as the generator that started it sees it."""
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-from engine.inference.torch.channel import Channel
+from engine.channel import Channel
+from engine.child_process import started_at
 from engine.inference.torch.decoder_messages import STARTED, Begin, Call, DecoderReply, Method, StreamedToken
 from engine.spec.generation import Generated, GenerateRequest, OnToken
 
 __all__ = ["DecoderEnded", "DecoderProcess"]
-
-CODE = Path(__file__).parents[3]
-"""Where the package ``engine`` is found."""
 
 
 class DecoderEnded(Exception):
@@ -41,7 +35,7 @@ class DecoderProcess:
         self._end, theirs = socket.socketpair()
         self._end.setblocking(False)
         with theirs:
-            self._process = _started(theirs)
+            self._process = started_at(theirs, "engine.inference.torch.decoder_main")
         self._channel: Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = count(STARTED + 1)
@@ -142,13 +136,3 @@ class DecoderProcess:
 
 def _nobody(process: DecoderProcess) -> None:
     """Whoever closes a process knows that it ends."""
-
-
-def _started(end: socket.socket) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "engine.inference.torch.decoder_main", str(end.fileno())]
-    given = os.environ.get("PYTHONPATH")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE), *([given] if given else [])])}
-    # In a session of its own: a Ctrl-C is the run's to hear, which then ends its decoders.
-    return subprocess.Popen(
-        command, env=environment, pass_fds=(end.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-    )

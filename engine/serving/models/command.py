@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.launch.chat import end_with_parent
+from engine.child_process import end_with_parent
 from engine.launch.preflight import BadSpec
 from engine.loop.generator_requirements import free_memory
 from engine.models.origin import home

@@ -1,4 +1,4 @@
-"""Python objects between a process and the decoders that it started, over a socket pair: whole, in order, none lost.
+"""Python objects between a process and those that it started, over a socket pair: whole, in order, none lost.
 
 What is sent in one turn of the event loop travels in one message, since a message costs about as much as a few sampled
 tokens.  Both ends run the same code and trust each other: one is the other's child.
