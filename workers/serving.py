@@ -40,6 +40,10 @@ from webapp.serving.models import ServingKey, ServingUsage, UsageFile  # noqa: E
 LOOK_EVERY_S = 0.5
 RESTART_AFTER_S = 5.0
 """The time that a server which ended by itself is left alone."""
+MOST_LOOK_S = 2 * LOOK_EVERY_S
+"""No more than this passes for the server between two looks."""
+SILENT_S = 60.0
+"""A server that does not say for so long that all is well is ended, and started again."""
 MOST_READ_BYTES = 2**22
 """The part of a file that is taken in at once."""
 LOCK = 0x70617365
@@ -81,10 +85,11 @@ class ServingHost:
 
     def __init__(self, folder: Path, *, port: int, host: str) -> None:
         self._folder, self._port, self._host = folder, port, host
-        self._file, self._usage = folder / "served.json", folder / "usage"
+        self._file, self._usage, self._alive = folder / "served.json", folder / "usage", folder / "alive"
         self._process: subprocess.Popen[bytes] | None = None
         self._ended_at = -RESTART_AFTER_S
         self._written = ""
+        self._touched, self._looked_at, self._silent_s = 0, 0.0, 0.0
         self._usage.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -118,19 +123,32 @@ class ServingHost:
         self._written = content
 
     def _look_after(self, *, wanted: bool) -> None:
+        if self._process is not None and self._hangs():
+            log.error("the server of models hangs and is ended", silent_s=round(self._silent_s))
+            self._process.kill()
+            self._process.wait()
         if self._process is not None and self._process.poll() is not None:
             log.warning("the server of models has ended", code=self._process.returncode)
             self._process, self._ended_at = None, time.monotonic()
         if wanted and self._process is None and time.monotonic() - self._ended_at >= RESTART_AFTER_S:
+            self._alive.touch()
+            self._silent_s = 0.0
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine", "serve-models", str(self._file), "--usage", str(self._usage),
-                 "--host", self._host, "--port", str(self._port), "--with-parent"],
+                 "--alive", str(self._alive), "--host", self._host, "--port", str(self._port), "--with-parent"],
                 cwd=settings.ROOT, env={name: value for name, value in os.environ.items() if name not in _WITHHELD},
             )  # fmt: skip
         elif not wanted and self._process is not None:
             self._process.terminate()
             self._process.wait()
             self._process = None
+
+    def _hangs(self) -> bool:
+        """Counts the time in which this host looked: where all stood still, the server did too."""
+        touched, now = self._alive.stat().st_mtime_ns, time.monotonic()
+        self._silent_s = 0.0 if touched != self._touched else self._silent_s + min(now - self._looked_at, MOST_LOOK_S)
+        self._touched, self._looked_at = touched, now
+        return self._silent_s > SILENT_S
 
 
 def _taken_in(file: Path) -> bool:
@@ -152,7 +170,7 @@ def _taken_in(file: Path) -> bool:
                 log.error("a line of usage cannot be read", file=file.name)
                 continue
             at = (line.key, date.fromisoformat(file.stem), line.outcome[:40])
-            sums["calls"][at] += 1
+            sums["calls"][at] += line.calls
             sums["prompt_tokens"][at] += line.prompt_tokens
             sums["sampled_tokens"][at] += line.sampled_tokens
         known = set(ServingKey.objects.filter(id__in=_ids(sums["calls"])).values_list("id", flat=True))

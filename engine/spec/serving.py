@@ -76,14 +76,16 @@ class ServedFile(Strict):
 
 
 class UsageLine(Strict):
-    """What became of one request of a known key."""
+    """What became of one request of a known key, or of several that were refused for one reason."""
 
     at: float
     """Seconds since 1970, at its end."""
     key: str
     model: str
-    outcome: Literal["answered", "hung-up"] | str
-    """``answered``, ``hung-up``, or the kind of its refusal."""
+    outcome: Literal["answered", "listed", "hung-up"] | str
+    """``answered``, ``listed`` (it asked for the names of models), ``hung-up``, or the kind of its refusal."""
+    calls: int = Field(default=1, ge=1)
+    """How many requests it is of."""
     prompt_tokens: int = Field(default=0, ge=0)
     """The tokens that were read, once for all choices."""
     sampled_tokens: int = Field(default=0, ge=0)

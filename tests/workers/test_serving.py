@@ -138,6 +138,26 @@ def test_a_server_that_is_killed_is_started_again_and_no_line_counts_twice(
     assert ServingUsage.objects.get(key=made.key, outcome="answered").calls == answers
 
 
+def test_a_server_that_hangs_is_ended_and_started_again(
+    host: ServingHost, port: int, version: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = services.serve_version(version, "evaluation", LIMITS, acting_user=user)
+    until(lambda: asked(port, made.text)[0] == 200, host)
+    monkeypatch.setattr(serving, "RESTART_AFTER_S", 0.2)
+    monkeypatch.setattr(serving, "SILENT_S", 2.0)
+    hung = host.pid
+    assert hung is not None
+    for _ in range(40):  # it is not ended while it says that all is well
+        host.tick()
+        time.sleep(0.1)
+    assert host.pid == hung
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: host.pid not in (None, hung), host)
+    monkeypatch.setattr(serving, "SILENT_S", 60.0)
+    until(lambda: asked(port, made.text)[0] == 200, host)
+    assert not psutil.pid_exists(hung)
+
+
 def test_the_server_ends_with_its_host(host: ServingHost, port: int, version: ModelVersion, user: User) -> None:
     made = services.serve_version(version, "evaluation", LIMITS, acting_user=user)
     until(lambda: asked(port, made.text)[0] == 200, host)

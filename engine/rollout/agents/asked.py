@@ -1,7 +1,8 @@
 """What an agent asks of the policy, whichever dialect it speaks, and how it is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from engine.spec.message import AssistantMessage, Message, ToolSchema
@@ -52,6 +53,10 @@ class RequestRefused(Exception):
         """``retry_s``: after how long it may be tried again, where it may."""
         super().__init__(message)
         self.kind, self.field, self.retry_s = kind, field, retry_s
+
+    def __reduce__(self) -> tuple[Callable[[], "RequestRefused"], tuple[()]]:
+        """From a process to another it travels as what it was made of."""
+        return partial(RequestRefused, self.kind, str(self), field=self.field, retry_s=self.retry_s), ()
 
     @property
     def status(self) -> int:

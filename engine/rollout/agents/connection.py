@@ -15,6 +15,7 @@ from typing import Any
 import h11
 
 from engine.rollout.agents.asked import Asked, RefusalKind, RequestRefused
+from engine.rollout.agents.bodies import HeldBody
 from engine.rollout.agents.dialects.chat_completions import ChatCompletions
 from engine.rollout.agents.dialects.contract import Dialect, EventStream
 from engine.rollout.agents.dialects.messages import Messages
@@ -33,8 +34,7 @@ MODELS = "/v1/models"
 METHODS = dict.fromkeys(DIALECTS, b"POST") | {MODELS: b"GET"}
 MOST_HEADER_BYTES = 16 * 2**10
 MOST_BODY_BYTES = 8 * 2**20
-MOST_HELD_BYTES = 4 * MOST_BODY_BYTES
-"""The bytes of all bodies that are being received from one agent."""
+READ_AT_ONCE_BYTES = 2**15
 READ_BYTES = 2**13
 """At once, and so the most that is read of a head beyond its limit."""
 EMPTY_LINES = re.compile(rb"(?:\r?\n){0,4}")
@@ -74,24 +74,6 @@ class Patience:
 
 
 USUAL_PATIENCE = Patience()
-
-
-@dataclass(slots=True)
-class Bodies:
-    """What all connections of a server hold of bodies that have not come to their end."""
-
-    held_bytes: int = 0
-
-    def take(self, received: int) -> None:
-        """Raises RequestRefused; what was taken before stays the caller's to give back."""
-        if self.held_bytes + received > MOST_HELD_BYTES:
-            raise RequestRefused(
-                "rate", f"more than {MOST_HELD_BYTES} bytes are under way at once: send less in parallel"
-            )
-        self.held_bytes += received
-
-    def give_back(self, received: int) -> None:
-        self.held_bytes -= received
 
 
 class Answers:
@@ -168,38 +150,40 @@ class Connection:
         self,
         door: Door,
         patience: Patience,
-        bodies: Bodies,
         answers: Answers,
         reader: Incoming,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._door, self._patience, self._bodies, self._answers = door, patience, bodies, answers
+        self._door, self._patience, self._answers = door, patience, answers
         self._reader, self._writer = reader, writer
         self._http = _http()
         self._path = ""
-        self._bodyless = False
-        """Whether the answer is a head alone."""
+        self._bodyless = self._is_over = False
+        """Whether the answer is a head alone, and whether no other request is answered."""
 
     async def serve(self) -> None:
-        while True:
-            refuse = self._door.refuse
+        while not self._is_over:
+            refuse, held = self._door.refuse, HeldBody()
             try:
                 async with asyncio.timeout(self._patience.request):
                     request = await self._request()
                     if request is None:
                         return
                     answerer = self._answerer(request)
-                    refuse = answerer.refuse
+                    refuse, held = answerer.refuse, answerer.bodies.held()
+                    self._begin(answerer)
                     self._check(request)
-                    body = await self._body()
+                    body = await self._body(held)
+                    answerer = self._answerer(request)  # the key may have been revoked while the body came
                 with self._answers.one():
                     await self._answered(answerer, body)
             except RequestRefused as refusal:
                 refuse(refusal.kind)
                 with self._answers.one():
                     await self._refuse(refusal)
-            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-                return
+            finally:
+                held.give_back()
+            self._is_over |= self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE
 
     # ---- what is asked ----
 
@@ -249,6 +233,14 @@ class Connection:
             raise RequestRefused("key", "the key opens nothing here")
         return answerer
 
+    def _begin(self, answerer: Answerer) -> None:
+        """Raises RequestRefused; nothing that stands behind such a request is read."""
+        try:
+            answerer.begin()
+        except RequestRefused:
+            self._is_over = True
+            raise
+
     def _check(self, request: h11.Request) -> None:
         """Before the body is read.  Raises RequestRefused."""
         if (method := METHODS.get(self._path)) is None:
@@ -264,39 +256,36 @@ class Connection:
         if int(length) > MOST_BODY_BYTES:
             raise RequestRefused("size", f"the body has {int(length)} bytes: use at most {MOST_BODY_BYTES}")
 
-    async def _body(self) -> bytes:
+    async def _body(self, held: HeldBody) -> bytes:
         body = bytearray()
         if self._http.their_state is not h11.SEND_BODY:
             return b""
         if self._http.they_are_waiting_for_100_continue:
             await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
-        try:
-            while isinstance(event := await self._event(), h11.Data):
-                self._bodies.take(len(event.data))
-                body += event.data
-                if len(body) > MOST_BODY_BYTES:
-                    raise RequestRefused("size", f"the body is too large: use at most {MOST_BODY_BYTES} bytes")
-        finally:
-            self._bodies.give_back(len(body))
+        while isinstance(event := await self._event(), h11.Data):
+            held.take(len(event.data))
+            body += event.data
+            if len(body) > MOST_BODY_BYTES:
+                raise RequestRefused("size", f"the body is too large: use at most {MOST_BODY_BYTES} bytes")
         return bytes(body)
 
     # ---- what is answered ----
 
     async def _answered(self, answerer: Answerer, body: bytes) -> None:
         if self._path == MODELS:
-            models = [{"id": name, "object": "model", "created": 0, "owned_by": "palestra"} for name in answerer.models]
+            names = answerer.models()
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "palestra"} for name in names]
             await self._send(200, _json({"object": "list", "data": models}))
             return
         dialect = DIALECTS[self._path]
-        asked = dialect.read(document_in(body))
+        asked = await _read(dialect, body)
         id = answerer.new_id()
         if asked.stream:
             await self._stream(answerer, dialect.stream(asked, id), asked)
             return
         async with self._reader.unless_hung_up():
             completed = await answerer.complete(asked, None)
-        calls, pieces = completed.calls, _pieces(asked, completed)
-        await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
+        await self._send(200, _json(dialect.answer(asked, completed.calls, id, completed.pieces)))
 
     async def _stream(self, answerer: Answerer, events: EventStream, asked: Asked) -> None:
         """What is refused before anything was sampled is refused as ever; later it is an event, and the end."""
@@ -311,9 +300,7 @@ class Connection:
             await self._write(self._data(events.fail(refusal)))
             await self._write(self._http.send(h11.EndOfMessage()))
             return
-        await self._write(
-            self._begun(live, events) + self._data(events.end(completed.calls, _pieces(asked, completed)))
-        )
+        await self._write(self._begun(live, events) + self._data(events.end(completed.calls, completed.pieces)))
         await self._write(self._http.send(h11.EndOfMessage()))
 
     async def _shown(self, answering: Coroutine[Any, Any, Completed], live: Live, events: EventStream) -> Completed:
@@ -361,7 +348,7 @@ class Connection:
         await self._write(b"".join(part for part in parts if part))
 
     def _head(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> bytes | None:
-        if self._http.their_state is not h11.DONE:  # a body that is not read: nothing after it can be
+        if self._is_over or self._http.their_state is not h11.DONE:  # behind a body that is not read nothing can be
             more = [*more, (b"connection", b"close")]
         return self._http.send(h11.Response(status_code=status, headers=[(b"content-type", kind), *more]))
 
@@ -375,9 +362,11 @@ class Connection:
                 await self._writer.drain()
 
 
-def _pieces(asked: Asked, completed: Completed) -> list[list[str]]:
-    shown = completed.renderer
-    return [shown.pieces(call.generated.token_ids) if asked.logprobs else [] for call in completed.calls]
+async def _read(dialect: Dialect, body: bytes) -> Asked:
+    """Others go on while a long one is read."""
+    if len(body) <= READ_AT_ONCE_BYTES:
+        return dialect.read(document_in(body))
+    return await asyncio.to_thread(lambda: dialect.read(document_in(body)))
 
 
 def _http() -> h11.Connection:

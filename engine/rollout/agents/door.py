@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.rollout.agents.asked import Asked
+from engine.rollout.agents.bodies import Bodies
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.live import Live
-from engine.rollout.renderers.contract import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +15,24 @@ class Completed:
     """The turns that were sampled for a request."""
 
     calls: Sequence[Call]
-    renderer: Renderer
-    """What shows their tokens as text."""
+    pieces: Sequence[Sequence[str]]
+    """The text of each token of each turn; of none where nobody asked for log-probs."""
 
 
 class Answerer(Protocol):
     """Answers the requests of one key."""
 
     @property
+    def bodies(self) -> Bodies:
+        """What the key's requests hold."""
+        ...
+
+    def begin(self) -> None:
+        """A request begins, of which nothing but its head is read.  Raises RequestRefused."""
+        ...
+
     def models(self) -> Sequence[str]:
-        """The names under which it may be asked."""
+        """Answer with the names under which it may be asked.  Raises RequestRefused."""
         ...
 
     def new_id(self) -> str:

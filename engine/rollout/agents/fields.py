@@ -13,6 +13,8 @@ MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256
 SHOWN_CHARACTERS = 100
+SIGNS, MOST_SIGNS = (b",", b"[", b"{"), 2**18
+"""In a whole body, its texts included, which may be JSON again: behind each of them a value may begin."""
 LONGEST_NAME = 128
 
 Document = Mapping[str, Any]
@@ -20,6 +22,10 @@ Document = Mapping[str, Any]
 
 def document_in(body: bytes) -> dict[str, Any]:
     """The object that a body is.  Raises RequestRefused."""
+    if (signs := sum(map(body.count, SIGNS))) > MOST_SIGNS:
+        raise RequestRefused(
+            "size", f"the body has {signs} commas, braces and brackets: use at most {MOST_SIGNS}, for it takes too long"
+        )
     try:
         document = json.loads(body.decode("utf-8"), parse_constant=_refused_constant)
     except (ValueError, RecursionError) as error:

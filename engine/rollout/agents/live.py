@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from engine.rollout.agents.asked import Asked
 from engine.rollout.renderers.contract import Renderer, Settled
+from engine.spec.message import ToolSchema
 
 SHOWN_EVERY_S = 0.05
 """No turn is read more often, while it is under way."""
@@ -18,26 +19,44 @@ GROWTH = 16
 """Nor before it has grown by this part of it: reading all of it again costs the more, the longer it is."""
 
 
+Reading = Callable[[Sequence[int], Callable[[Settled], None]], None]
+"""Finds out what the tokens of a turn under way say already, and calls back with it: at once, later, or never."""
+
+
+def read_at_once(renderer: Renderer, tools: Sequence[ToolSchema]) -> Reading:
+    return lambda token_ids, settled: settled(renderer.settled(token_ids, tools))
+
+
 class LiveTurn:
     """One choice of an answer.  It takes tokens as they are sampled; what it has shown, it never takes back."""
 
-    def __init__(self, asked: Asked, renderer: Renderer, show: Callable[[Settled], None]) -> None:
-        self._asked, self._renderer, self._show = asked, renderer, show
+    def __init__(self, asked: Asked, reading: Reading, show: Callable[[Settled], None]) -> None:
+        self._asked, self._reading, self._show = asked, reading, show
         self._token_ids: list[int] = []
         self._next_tokens, self._next_s = 1, 0.0
+        self._is_read = self._is_over = False
+        """Whether its tokens are being read, and whether nothing of it is shown any more."""
         self.shown = Settled()
+
+    def over(self) -> str:
+        """Its text that has been shown; from now on nothing more is."""
+        self._is_over = True
+        return self.shown.content
 
     def sampled(self, token: int, logprob: float) -> None:
         """An ``OnToken``."""
         self._token_ids.append(token)
         now = time.monotonic()
-        if len(self._token_ids) >= self._next_tokens and now >= self._next_s:
+        if len(self._token_ids) >= self._next_tokens and now >= self._next_s and not self._is_read:
             self._next_tokens = len(self._token_ids) * (GROWTH + 1) // GROWTH + 1
             self._next_s = now + SHOWN_EVERY_S
-            self._look()
+            self._is_read = True
+            self._reading(self._token_ids, self._settled)
 
-    def _look(self) -> None:
-        settled = self._renderer.settled(self._token_ids, self._asked.tools)
+    def _settled(self, settled: Settled) -> None:
+        self._is_read = False
+        if self._is_over:
+            return
         content = before_stops(settled.content, self._asked.stops)
         before = self.shown
         if content.startswith(before.content) and settled.reasoning.startswith(before.reasoning):
@@ -67,7 +86,7 @@ class Live:
         if self._news:
             self.something.set()
 
-    def turn(self, choice: int, renderer: Renderer) -> LiveTurn:
+    def turn(self, choice: int, reading: Reading) -> LiveTurn:
         attempt = self._attempt
 
         def show(more: Settled) -> None:
@@ -77,7 +96,7 @@ class Live:
             if not self._held:
                 self.something.set()
 
-        return LiveTurn(self._asked, renderer, show)
+        return LiveTurn(self._asked, reading, show)
 
     def news(self) -> list[tuple[int, Settled]]:
         """What has come since the last call, of each choice in order.  There may be nothing in it but that a choice has

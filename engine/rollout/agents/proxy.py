@@ -18,7 +18,7 @@ from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call, segments_of
 from engine.rollout.agents.contexts import Context, Contexts, Found, Spoken
-from engine.rollout.agents.live import Live, LiveTurn
+from engine.rollout.agents.live import Live, LiveTurn, read_at_once
 from engine.rollout.agents.stops import ended, stopped, stopped_text
 from engine.rollout.agents.waiting import all_of, interruptible
 from engine.rollout.renderers.contract import Renderer
@@ -201,8 +201,8 @@ class ModelProxy:
             if live is not None:
                 live.show_held()
 
-        confirming = _Once(confirm)
-        shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
+        confirming, reading = _Once(confirm), read_at_once(self.renderer, asked.tools)
+        shown = [None if live is None else live.turn(choice, reading) for choice in range(asked.choices)]
         turns = [
             self._turn(asked, found, lent, seed, most_tokens, confirming, turn)
             for seed, turn in zip(self._seeds(asked, begun), shown, strict=True)
@@ -301,6 +301,11 @@ def answered(
     else:
         reply = AssistantMessage(renderer.text(token_ids[:-1]))
     return Call(context, generated, parsed.message, _as_shown(reply, shown)), Spoken(context, token_ids, parsed)
+
+
+def pieces_shown(asked: Asked, call: Call, renderer: Renderer) -> list[str]:
+    """The text of each of its tokens, where the answer shows their log-probs."""
+    return renderer.pieces(call.generated.token_ids) if asked.logprobs else []
 
 
 def _cut(call: Call, tokens: int) -> Call:

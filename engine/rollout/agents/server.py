@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 from engine.rollout.agents.asked import Asked
-from engine.rollout.agents.connection import USUAL_PATIENCE, Answers, Bodies, Connection, Incoming, Patience
+from engine.rollout.agents.bodies import Bodies
+from engine.rollout.agents.connection import USUAL_PATIENCE, Answers, Connection, Incoming, Patience
 from engine.rollout.agents.door import Answerer, Completed, Door
 from engine.rollout.agents.live import Live
-from engine.rollout.agents.proxy import ModelProxy
+from engine.rollout.agents.proxy import ModelProxy, pieces_shown
 
 MOST_CONNECTIONS = 64
 
@@ -26,21 +27,26 @@ log = logging.getLogger(__name__)
 class RolloutDoor:
     """One key, for one rollout.  A ``Door`` and its ``Answerer``."""
 
-    models = ("policy",)
-
     def __init__(self, proxy: ModelProxy, key: str) -> None:
         self._proxy, self._key = proxy, key.encode()
-        self._ids = count()
+        self._ids, self.bodies = count(), Bodies()
 
     def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
         """Every key that is given must be the right one, and one must be given."""
         return self if keys and all(hmac.compare_digest(key, self._key) for key in keys) else None
 
+    def begin(self) -> None:
+        """Calls are bounded by the rollout's budget, once they are read."""
+
+    def models(self) -> Sequence[str]:
+        return ("policy",)
+
     def new_id(self) -> str:
         return str(next(self._ids))
 
     async def complete(self, asked: Asked, live: Live | None) -> Completed:
-        return Completed(await self._proxy.complete(asked, live), self._proxy.renderer)
+        calls = await self._proxy.complete(asked, live)
+        return Completed(calls, [pieces_shown(asked, call, self._proxy.renderer) for call in calls])
 
     def refuse(self, kind: str) -> None:
         self._proxy.refuse(kind)
@@ -58,7 +64,7 @@ class ProxyServer:
         self._door, self._patience, self._most_connections = door, patience, most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._bodies, self._answers = Bodies(), Answers()
+        self._answers = Answers()
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -104,7 +110,7 @@ class ProxyServer:
         # What is written is the kernel's then, and the end of the connection cuts nothing of it.
         writer.transport.set_write_buffer_limits(0)
         try:
-            await Connection(self._door, self._patience, self._bodies, self._answers, reader, writer).serve()
+            await Connection(self._door, self._patience, self._answers, reader, writer).serve()
         except (OSError, TimeoutError):
             log.debug("an agent's connection ended in the middle", exc_info=True)
         except asyncio.CancelledError:

@@ -8,22 +8,25 @@ Nothing that is answered here is captured: no trajectory, no sample, no token id
 import asyncio
 import hashlib
 import logging
+import math
 import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import ceil
 
 from engine.failures import AttemptFailed
 from engine.inference.sglang.client import ServerRefused
 from engine.inference.torch.generator import NonFiniteLogits
 from engine.rollout.agents.asked import Asked, RequestRefused
+from engine.rollout.agents.bodies import Bodies
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.contexts import Context, Contexts
+from engine.rollout.agents.contexts import Context
 from engine.rollout.agents.door import Answerer, Completed
 from engine.rollout.agents.live import Live, LiveTurn
-from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
+from engine.rollout.agents.proxy import refuse_far_too_long, room_behind
 from engine.rollout.agents.waiting import all_of
 from engine.rollout.policy_session import PolicySession
 from engine.seeds import derived_seed
@@ -33,11 +36,17 @@ from engine.spec.generation import NO_TRUNCATION, Truncation
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
 
 MINUTE_S, DAY_S = 60.0, 86400.0
+MOST_LINES = 10
+"""Lines of usage in a second, for what is refused to one key for one reason."""
+MOST_KEY_BYTES, MOST_BYTES = 64 * 2**20, 2**30
+"""The bytes of the bodies of one key's requests, and of all."""
 ANY_MODEL = "policy"
 """What a request that names no model asks for: the one of its key."""
 OF_ONE_CALL = (NonFiniteLogits, ServerRefused)
 """They end a call and leave the generator as it was.  GenerationAborted does not: nobody ends the sessions of a model
 that is in use but a generator that has failed."""
+_Answer = tuple[Call, list[str]]
+"""A call, and the text of each token where its log-prob is shown."""
 log = logging.getLogger(__name__)
 
 
@@ -49,26 +58,32 @@ def digest_of(key: bytes) -> str:
 class Limits:
     """What one key has under way, and what it had a short time ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_all: Bodies | None = None) -> None:
+        self.bodies = Bodies(MOST_KEY_BYTES, among=of_all)
+        self.refused: dict[str, Refusals] = {}
+        """By the kind of their refusal, since the last line of each."""
         self._begun: deque[float] = deque()
         self._under_way = 0
         self._reserved_tokens = 0
 
-    @contextmanager
-    def held(self, key: ServedKey, choices: int, used_today: int, now: float) -> Iterator[None]:
-        """For one request.  Raises RequestRefused where a limit is met."""
+    def begin(self, key: ServedKey, now: float) -> None:
+        """One request more, whatever becomes of it.  Raises RequestRefused where there are too many."""
         while self._begun and now - self._begun[0] >= MINUTE_S:
             self._begun.popleft()
         if len(self._begun) >= key.requests_per_minute:
             wait = max(1, ceil(MINUTE_S - (now - self._begun[0])))
             raise RequestRefused("rate", f"{key.requests_per_minute} requests a minute at most", retry_s=wait)
+        self._begun.append(now)
+
+    @contextmanager
+    def held(self, key: ServedKey, choices: int, used_today: int) -> Iterator[None]:
+        """For one request.  Raises RequestRefused where a limit is met."""
         if self._under_way + choices > key.parallel:
             raise RequestRefused("rate", f"{key.parallel} answers at once at most: try again when one is over")
         if key.tokens_per_day is not None and used_today >= key.tokens_per_day:
             raise RequestRefused(
                 "rate", f"the {key.tokens_per_day} tokens of this day (UTC) are used up", retry_s=_to_midnight()
             )
-        self._begun.append(now)
         self._under_way += choices
         try:
             yield
@@ -112,12 +127,50 @@ class _Meter:
         self.tokens += 1
 
 
+@dataclass(slots=True)
+class Refusals:
+    """Requests of one key that are refused for one reason: of a flood, several share a line."""
+
+    key: str
+    model: str
+    kind: str
+    waiting: int = 0
+    """Those that stand in no line yet."""
+    second: float = -math.inf
+    lines: int = 0
+    """How many lines there were in this second."""
+
+    def one_more(self, usage: UsageLog, now: float) -> None:
+        self.waiting += 1
+        if now - self.second >= 1:
+            self.second, self.lines = now, 0
+        if self.lines < MOST_LINES:
+            self.write(usage)
+
+    def write(self, usage: UsageLog) -> None:
+        """Write what waits.  They have used nothing; where no line can be written, they wait on, and the log has it."""
+        if not self.waiting:
+            return
+        line = UsageLine(at=time.time(), key=self.key, model=self.model, outcome=self.kind, calls=self.waiting)
+        self.lines += 1
+        with suppress(RequestRefused), _recording():
+            usage.write(line)
+            self.waiting = 0
+
+
 class Caller:
     """One key and its model.  An ``Answerer``."""
 
     def __init__(self, key: ServedKey, model: ServedModel, limits: Limits, shelf: Shelf, usage: UsageLog) -> None:
         self._key, self._model, self._limits, self._shelf, self._usage = key, model, limits, shelf, usage
-        self.models: Sequence[str] = (model.name,)
+        self.bodies = limits.bodies
+
+    def begin(self) -> None:
+        self._limits.begin(self._key, time.monotonic())
+
+    def models(self) -> Sequence[str]:
+        self._record("listed", time.monotonic())
+        return (self._model.name,)
 
     def new_id(self) -> str:
         return secrets.token_hex(12)
@@ -126,7 +179,7 @@ class Caller:
         if asked.model not in (ANY_MODEL, self._model.name):
             raise RequestRefused("model", f"the key opens {self._model.name!r} alone: ask for it", field="model")
         began, meter = time.monotonic(), _Meter()
-        with self._limits.held(self._key, asked.choices, self._used_today(), began):
+        with self._limits.held(self._key, asked.choices, self._used_today()):
             try:
                 async with self._shelf.using(self._model) as loaded:
                     calls = await self._answered(asked, loaded, meter, live)
@@ -134,17 +187,17 @@ class Caller:
                 with suppress(RequestRefused):  # nobody waits for an answer, and the log has it
                     self._record("hung-up", began, meter.prompt_tokens, meter.tokens)
                 raise
-            sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
+            sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call, _ in calls)
             self._record("answered", began, meter.prompt_tokens, sampled)
-            return Completed(calls, loaded.renderer)
+            return Completed([call for call, _ in calls], [pieces for _, pieces in calls])
 
     def refuse(self, kind: str) -> None:
-        with suppress(RequestRefused):  # it has used nothing, and the log has it
-            self._record(kind, time.monotonic())
+        refusals = self._limits.refused.setdefault(kind, Refusals(self._key.id, self._model.name, kind))
+        refusals.one_more(self._usage, time.monotonic())
 
-    async def _answered(self, asked: Asked, loaded: LoadedModel, meter: _Meter, live: Live | None) -> list[Call]:
+    async def _answered(self, asked: Asked, loaded: LoadedModel, meter: _Meter, live: Live | None) -> list[_Answer]:
         refuse_far_too_long(asked, loaded.context_tokens)
-        context = (await Contexts(loaded.renderer).find(asked, loaded.context_tokens)).context
+        context = await loaded.renderer.context(asked, loaded.context_tokens)
         read, room = len(context.token_ids), room_behind(context, loaded.context_tokens)
         wanted = min(room, asked.most_tokens or room)
         if live is not None:
@@ -161,9 +214,10 @@ class Caller:
         most_tokens: int,
         meter: _Meter,
         live: Live | None,
-    ) -> list[Call]:
+    ) -> list[_Answer]:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        shown = [None if live is None else live.turn(choice, loaded.renderer) for choice in range(asked.choices)]
+        reading = loaded.renderer.reading(asked.tools)
+        shown = [None if live is None else live.turn(choice, reading) for choice in range(asked.choices)]
         turns = [
             _turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice), meter, turn)
             for choice, turn in enumerate(shown)
@@ -209,7 +263,7 @@ async def _turn(
     seed: int,
     meter: _Meter,
     live: LiveTurn | None,
-) -> Call:
+) -> _Answer:
     def on_token(token: int, logprob: float) -> None:
         meter.sampled(token, logprob)
         if live is not None:
@@ -223,9 +277,8 @@ async def _turn(
         raise
     finally:
         await session.release()
-    shown = "" if live is None else live.shown.content
-    call, _ = answered(asked, context, generated, loaded.renderer, secrets.token_hex(6), shown)
-    return call
+    shown = "" if live is None else live.over()
+    return await loaded.renderer.answered(asked, context, generated, secrets.token_hex(6), shown)
 
 
 def _session(asked: Asked, loaded: LoadedModel) -> PolicySession:
@@ -246,6 +299,7 @@ class ServedDoor:
 
     def __init__(self, file: ServedFile, shelf: Shelf, usage: UsageLog) -> None:
         self._shelf, self._usage = shelf, usage
+        self._bodies = Bodies(MOST_BYTES)
         self._limits: dict[str, Limits] = {}
         self._by_digest: dict[str, tuple[ServedKey, ServedModel]] = {}
         self.unknown = 0
@@ -257,7 +311,14 @@ class ServedDoor:
         """From now on these keys open these models, and no others."""
         models = {model.name: model for model in file.models}
         self._by_digest = {key.sha256: (key, models[key.model]) for key in file.keys}
-        self._limits = {key.id: self._limits.get(key.id) or Limits() for key in file.keys}
+        self.write_refusals()
+        self._limits = {key.id: self._limits.get(key.id) or Limits(self._bodies) for key in file.keys}
+
+    def write_refusals(self) -> None:
+        """Those that wait for a line get one."""
+        for limits in self._limits.values():
+            for refusals in limits.refused.values():
+                refusals.write(self._usage)
 
     def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
         """All keys that are given must be the same one, and one must be given."""

@@ -137,6 +137,7 @@ async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> N
             door.closing = True
             await server.finish(GRACE_S)
     finally:
+        door.write_refusals()
         await shelf.close()
         usage.close()
 
@@ -154,6 +155,7 @@ async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespac
                 door.serve(await asyncio.to_thread(read_file, options.file))
             except BadSpec as refused:  # what was served before goes on: half a file must not end everybody's calls
                 log.error("the file is not taken: %s", "; ".join(refused.lines))
+        door.write_refusals()
         if options.alive is not None:
             options.alive.touch()
 

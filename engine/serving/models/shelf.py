@@ -11,14 +11,14 @@ from engine.cluster.generators import generator_for
 from engine.inference.interface import Generator
 from engine.inference.torch.factory import architecture_of_folder
 from engine.inference.torch.memory import memory_of
-from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_model, renderers_of, spec_of_model
+from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_model, spec_of_model
 from engine.launch.preflight import BadSpec
 from engine.models.architecture import Architecture
 from engine.models.memory import readable_bytes
 from engine.models.origin import model_origin
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout.agents.asked import RequestRefused
-from engine.rollout.renderers.contract import Renderer
+from engine.serving.models.renderer_process import RendererProcess
 from engine.spec.model import BuiltinModel
 from engine.spec.run import RunSpec
 from engine.spec.serving import ServedModel
@@ -44,7 +44,7 @@ class Room:
 class LoadedModel:
     entry: ServedModel
     generator: Generator
-    renderer: Renderer
+    renderer: RendererProcess
     context_tokens: int
     memory_bytes: int
     users: int = 0
@@ -124,7 +124,7 @@ class Shelf:
                 spec = await asyncio.to_thread(_spec_of, entry, self._room)
                 needed = await asyncio.to_thread(_memory, spec)
                 await self._make_room(entry, needed)
-                loaded = await asyncio.to_thread(_load, entry, spec, needed)
+                loaded = await _load(entry, spec, needed)
             self._loaded[entry.name] = loaded
             log.info("model %s is loaded: %s", entry.name, readable_bytes(needed))
         # Counted before the lock is given on: whoever has it next may take the place of what nobody uses.
@@ -165,6 +165,7 @@ class Shelf:
 
     async def _unload(self, loaded: LoadedModel) -> None:
         del self._loaded[loaded.entry.name]
+        loaded.renderer.close()
         await asyncio.to_thread(loaded.generator.close)
         log.info("model %s is unloaded", loaded.entry.name)
 
@@ -205,11 +206,16 @@ def _spec_of(entry: ServedModel, room: Room) -> RunSpec:
     return spec
 
 
-def _load(entry: ServedModel, spec: RunSpec, memory_bytes: int) -> LoadedModel:
+async def _load(entry: ServedModel, spec: RunSpec, memory_bytes: int) -> LoadedModel:
     """The generator is made last: what fails after it would leave it to nobody."""
-    context_tokens, renderer = model_origin(spec.model).context_tokens, renderers_of(spec)("auto")
-    generator = generator_for(spec.model, spec.resources, seed=spec.seed)
-    return LoadedModel(entry, generator, renderer, context_tokens, memory_bytes)
+    renderer = RendererProcess(spec)
+    await renderer.begin()
+    try:
+        generator = await asyncio.to_thread(generator_for, spec.model, spec.resources, seed=spec.seed)
+    except BaseException:
+        renderer.close()
+        raise
+    return LoadedModel(entry, generator, renderer, model_origin(spec.model).context_tokens, memory_bytes)
 
 
 def _memory(spec: RunSpec) -> int:

@@ -51,7 +51,7 @@ for refused, call in (
 def test_both_packages_call_it_and_raise_their_own_errors(tmp_path):
     site = packages(tmp_path / "site", "openai", "anthropic")
     make_sample_model(tmp_path / "tiny", seed=0)
-    key = ServedKey(id="clients", sha256=digest_of(KEY.encode()), model="tiny", requests_per_minute=5)
+    key = ServedKey(id="clients", sha256=digest_of(KEY.encode()), model="tiny", requests_per_minute=8)
     file = tmp_path / "served.json"
     models = [ServedModel(name="tiny", folder=tmp_path / "tiny")]
     file.write_text(ServedFile(models=models, keys=[key]).model_dump_json())

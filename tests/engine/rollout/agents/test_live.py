@@ -16,7 +16,7 @@ from scripted import TOKENIZER, TOOLS, WITH_REASONING, answer, call, logprobs_of
 from engine.rollout.agents import live
 from engine.rollout.agents.asked import Asked
 from engine.rollout.agents.connection import Patience
-from engine.rollout.agents.live import Live, LiveTurn, before_stops
+from engine.rollout.agents.live import Live, LiveTurn, before_stops, read_at_once
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage, Message
@@ -464,7 +464,7 @@ def test_a_long_turn_is_not_read_again_for_each_token(monkeypatch):
 
     monkeypatch.setattr(live, "SHOWN_EVERY_S", 0.0)
     renderer = Counting()
-    turn = LiveTurn(Asked((Message("user", "x"),)), renderer, lambda more: None)
+    turn = LiveTurn(Asked((Message("user", "x"),)), read_at_once(renderer, ()), lambda more: None)
     for token in [*answer("y" * 5000)[:-1]]:
         turn.sampled(token, 0.0)
     assert renderer.looked < 150

@@ -7,6 +7,7 @@ import socket
 import pytest
 from scripted import TOOLS, WITH_REASONING
 
+from engine.rollout.agents.bodies import Bodies
 from engine.rollout.agents.connection import MOST_BODY_BYTES, Patience
 from engine.rollout.agents.server import MOST_CONNECTIONS, ProxyServer
 from engine.spec.generation import Generated
@@ -226,10 +227,17 @@ async def test_an_answer_is_sent_whole_and_waits_for_no_acknowledgement():
 class LongList:
     """A door that opens to every key; the names of its models are more than the kernel takes at once."""
 
-    models = tuple(f"model-{number}" for number in range(800))
+    names = tuple(f"model-{number}" for number in range(800))
+    bodies = Bodies()
 
     def answerer(self, keys):
         return self
+
+    def begin(self):
+        pass
+
+    def models(self):
+        return self.names
 
     def refuse(self, kind):
         raise AssertionError(kind)
@@ -250,7 +258,7 @@ async def test_the_last_answer_of_a_connection_is_whole_when_it_is_read_slowly()
         writer.transport.resume_reading()
         _, document = await answer_on(reader)
         writer.close()
-    assert [model["id"] for model in document["data"]] == list(LongList.models)
+    assert [model["id"] for model in document["data"]] == list(LongList.names)
 
 
 async def test_a_caller_that_hangs_up_ends_its_call_and_gives_its_session_back():
