@@ -93,6 +93,7 @@ class _Episode:
             seed=request.seed,
             experience=request.experience,
             on_call=self._called,
+            on_show=self._shown,
         )
 
     async def play(self, session: Session, checked: CheckedSession, task: Task) -> _Played:
@@ -155,6 +156,20 @@ class _Episode:
         self._watch.turn = number
         wrote = "".join(self._arena.renderer.pieces(call.generated.token_ids))
         self._watch.begins(wrote, call.reply.call_text)
+        await self._labelled()
+
+    async def _shown(self, number: int, wrote: str | None) -> None:
+        """The same from when the agent reads the first of it, as it is sampled."""
+        if self._watch is None or self._sandbox is None:
+            return
+        self._watch.turn = number
+        if wrote is not None:
+            self._watch.begins(wrote, "")
+        await self._labelled()
+
+    async def _labelled(self) -> None:
+        assert self._watch is not None
+        assert self._sandbox is not None
         try:
             self._sandbox.label(label_of(self._watch.origin))
             await self._sandbox.settled()

@@ -89,6 +89,14 @@ class _Once:
 
 OnCall = Callable[[int, Call], Awaitable[None]]
 """Is given each turn with its number, before the agent has it."""
+OnShow = Callable[[int, str | None], Awaitable[None]]
+"""Is given the number that a turn will have, before the agent has anything of it; of turns under way side by side, that
+of the one that is over first.  Where the turn is never over, again, with what the agent had of it, and then the number
+of the last one that was, with None."""
+
+
+async def nobody(number: int, wrote: str | None) -> None:
+    """An ``OnShow`` where nothing follows from what an agent reads."""
 
 
 class ModelProxy:
@@ -103,9 +111,10 @@ class ModelProxy:
         seed: int,
         experience: tuple[str, ...] = (),
         on_call: OnCall,
+        on_show: OnShow = nobody,
     ) -> None:
         self.renderer, self._sessions, self._budget, self._seed = renderer, sessions, budget, seed
-        self._contexts, self._on_call = Contexts(renderer, experience), on_call
+        self._contexts, self._on_call, self._on_show = Contexts(renderer, experience), on_call, on_show
         self._under_way = self._begun = 0
         self._lent = set[_Lent]()
         self._in_turn = asyncio.Lock()
@@ -192,14 +201,15 @@ class ModelProxy:
         """Sampling begins before it is certain that the context is the one that was expected; nothing is kept, shown
         or given back of the budget before.  Raises _Otherwise where it is another one."""
         most_tokens = min(room_behind(found.context, self._budget.context_tokens), lent.turn_tokens)
+        showing = list[asyncio.Task[None]]()
         if live is not None:
-            live.begin(len(found.context.token_ids), held=found.expected)
+            live.begin(len(found.context.token_ids), held=True)
 
         def confirm() -> None:
             self._confirm(found)
             lent.turn_tokens = most_tokens
             if live is not None:
-                live.show_held()
+                showing.append(asyncio.ensure_future(self._show(live, shown[0])))
 
         confirming, reading = _Once(confirm), read_at_once(self.renderer, asked.tools)
         shown = [None if live is None else live.turn(choice, reading) for choice in range(asked.choices)]
@@ -207,8 +217,27 @@ class ModelProxy:
             self._turn(asked, found, lent, seed, most_tokens, confirming, turn)
             for seed, turn in zip(self._seeds(asked, begun), shown, strict=True)
         ]
-        async with _unless_it_raises(confirming):
-            return await all_of(turns)
+        try:
+            async with _unless_it_raises(confirming):
+                return await all_of(turns)
+        finally:
+            for task in showing:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _show(self, live: Live, turn: LiveTurn | None) -> None:
+        """Until it is cancelled.  What it raises ends the call where its turn is over: ``on_call`` meets it too."""
+        number = len(self.calls)
+        async with self._in_turn:
+            await self._on_show(number, "")
+        live.show_held()
+        try:
+            await asyncio.Future[None]()
+        finally:
+            if len(self.calls) == number:
+                await self._on_show(number, "" if turn is None else turn.shown.content)
+                if number:
+                    await self._on_show(number - 1, None)
 
     def _confirm(self, found: Found) -> None:
         """Raises _Otherwise, and RequestRefused."""

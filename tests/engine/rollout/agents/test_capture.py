@@ -15,7 +15,7 @@ from scripted import TOKENIZER, TOOLS, WITH_REASONING, answer, call, logprobs_of
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import common
-from engine.rollout.agents.proxy import Budget, ModelProxy
+from engine.rollout.agents.proxy import Budget, ModelProxy, nobody
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import branches_of, exchanges_of
@@ -76,14 +76,15 @@ async def shortly(number, call):
     await asyncio.sleep(0)
 
 
-def proxy(policy, *, on_call=shortly, **changes):
+def proxy(policy, *, on_call=shortly, on_show=nobody, **changes):
     budget = {"calls": 1000, "sampled_tokens": 10**6, "turn_tokens": 64, "parallel": 8, "context_tokens": ROOM}
 
     def session():
         return PolicySession(policy, "agent", stop_ids=policy.renderer.stop_ids, max_turn_tokens=64,
                              context_tokens=ROOM, temperature=1.0)  # fmt: skip
 
-    return ModelProxy(policy.renderer, CallSessions(session), Budget(**{**budget, **changes}), seed=1, on_call=on_call)
+    budgeted = Budget(**{**budget, **changes})
+    return ModelProxy(policy.renderer, CallSessions(session), budgeted, seed=1, on_call=on_call, on_show=on_show)
 
 
 class RandomAgent:

@@ -302,6 +302,56 @@ async def test_text_arrives_while_the_turn_is_being_sampled(path, renderer):
         writer.close()
 
 
+async def test_a_call_is_named_before_the_agent_has_anything_of_it(monkeypatch):
+    policy = meaning(WITH_REASONING, AssistantMessage("first"), AssistantMessage("It is far from over"))
+    named = []
+
+    async def on_call(number, call):
+        named.append(number)
+
+    async def on_show(number, wrote):
+        await asyncio.sleep(0)
+        named.append((number, wrote))
+
+    asked = OF_PATH[CHAT]
+    async with endpoint(policy, on_call=on_call, on_show=on_show) as open_to:
+        assert (await open_to.post(CHAT, asked | {"stream": False}))[0] == 200
+        assert named == [0]
+        policy.gate = asyncio.Event()
+        reader, writer = await open_to.connected()
+        writer.write(request(CHAT, asked))
+        await reader.readuntil(b"\r\n\r\n")
+        assert named == [0, (1, "")]
+        await Reading(reader).until(CHAT, "It is far from over")
+        policy.gate.set()
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert named == [0, (1, ""), 1]
+        writer.close()
+
+
+async def test_a_stream_that_is_broken_off_gives_its_name_back_with_what_was_read():
+    policy = meaning(WITH_REASONING, AssistantMessage("first"), AssistantMessage("It is far from over"))
+    named, back = [], asyncio.Event()
+
+    async def on_show(number, wrote):
+        named.append((number, wrote))
+        if number == 0 and len(named) > 1:
+            back.set()
+
+    asked = OF_PATH[CHAT]
+    async with endpoint(policy, on_show=on_show) as open_to:
+        assert (await open_to.post(CHAT, asked | {"stream": False}))[0] == 200
+        policy.gate = asyncio.Event()
+        reader, writer = await open_to.connected()
+        writer.write(request(CHAT, asked))
+        await reader.readuntil(b"\r\n\r\n")
+        await Reading(reader).until(CHAT, "It is far from over")
+        writer.close()
+        await asyncio.wait_for(back.wait(), 60)
+        assert named == [(1, ""), (1, "It is far from over"), (0, None)]
+        assert len(open_to.model.calls) == 1
+
+
 @pytest.mark.parametrize("path", OF_PATH)
 async def test_the_pieces_of_a_stream_are_what_an_answer_without_a_stream_says(path):
     spoken = AssistantMessage("Let me look at it.")
