@@ -128,14 +128,17 @@ class ExpertStarts(Part):
     )
     requires_of_run: ClassVar[Requirements] = (
         needs_observations("expert_starts", field="recipe.expert_starts"),
-        Requirement(
-            "schedule.async_ratio",
-            one_of(0),
-            "sequential rollback starts a task where its last group has shown how far the policy is, and with "
-            "schedule.async_ratio = {value} that group may still be in play",
-            'use async_ratio = 0, or recipe.expert_starts.how.kind = "parallel"',
-            field="schedule.async_ratio",
-            when=lambda part: part.how.kind == "sequential",
+        *(
+            Requirement(
+                f"schedule.{name}",
+                one_of(0),
+                "sequential rollback starts a task where its last group has shown how far the policy is, and with "
+                f"schedule.{name} = {{value}} that group may still be in play",
+                f'use {name} = 0, or recipe.expert_starts.how.kind = "parallel"',
+                field=f"schedule.{name}",
+                when=lambda part: part.how.kind == "sequential",
+            )
+            for name in ("async_ratio", "redundant_members", "redundant_groups")
         ),
     )
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()

@@ -506,6 +506,14 @@ def test_what_is_unusual_and_works_is_taken(document: dict[str, Any]) -> None:
             "schedule.async_ratio",
             "async_ratio = 0",
         ),
+        *(
+            (
+                schedule(**{name: 1}) | {"recipe": {"expert_starts": {"how": {"kind": "sequential"}}}},
+                f"schedule.{name}",
+                f"use {name} = 0",
+            )
+            for name in ("redundant_members", "redundant_groups")
+        ),
         (
             schedule(async_ratio=4) | {"recipe": {"preset": "spear-grpo", "self_imitation": {"max_age_steps": 2}}},
             "recipe.self_imitation.max_age_steps",
