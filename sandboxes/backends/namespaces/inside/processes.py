@@ -126,6 +126,12 @@ def parents() -> dict[int, int]:
     return found
 
 
+def last_begun() -> bytes:
+    """The number of the process or thread of the sandbox that began last."""
+    with open("/proc/loadavg", "rb") as file:
+        return file.read().split()[-1]
+
+
 def strangers(kept: set[int], alone: set[int]) -> list[int]:
     """Processes that neither are in ``kept`` nor descend from one that is, nor are in ``alone`` themselves."""
     parent_of = parents()
@@ -146,13 +152,18 @@ def kill_all_but(kept: set[int], alone: set[int]) -> None:
     """Kill every process of the sandbox except the agent, the families of ``kept``, and those in ``alone`` but not
     their descendants; return when they are dead.
 
-    Processes may fork while we look, so look again until nobody is left.  Whoever outruns that
-    takes everybody with it, because ``kill(-1)`` cannot be outrun.
+    Processes may fork while we look, so look again until nobody is left, and nobody has begun since the look did: one
+    that forks and ends is seen neither itself nor as its child.  Whoever outruns that takes everybody with it, because
+    ``kill(-1)`` cannot be outrun.
     """
     if not kept and not alone and not kill(-1):
         return  # nobody is left to be looked for
     give_up_s, pauses_s = time.monotonic() + SWEEP_S, pauses.ever_longer_s(FIRST_PAUSE_S)
-    while condemned := strangers(kept, alone):
+    while True:
+        begun = last_begun()
+        condemned = strangers(kept, alone)
+        if not condemned and last_begun() == begun:
+            return
         if time.monotonic() > give_up_s:
             kill(-1)
             return
@@ -166,7 +177,7 @@ def reap_everybody(child_ended: int) -> None:
 
     ``child_ended`` becomes readable when a child ends.
     """
-    give_up_s = time.monotonic() + REAP_S
+    give_up_s, is_late = time.monotonic() + REAP_S, False
     ended = select.poll()
     ended.register(child_ended, select.POLLIN)
     while True:
@@ -176,9 +187,10 @@ def reap_everybody(child_ended: int) -> None:
                 pass
         except ChildProcessError:
             return
-        patience_ms = int((give_up_s - time.monotonic()) * 1000)
-        if patience_ms <= 0 or not ended.poll(patience_ms):
+        if is_late:
             raise OSError(errno.EBUSY, "a process does not die")
+        # Who stood still until it was too late looks once more: they may have died meanwhile.
+        is_late = not ended.poll(max(0, int((give_up_s - time.monotonic()) * 1000)))
 
 
 def empty(pipe: int) -> None:

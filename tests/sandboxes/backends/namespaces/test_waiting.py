@@ -1,8 +1,10 @@
 """Nobody looks thousands of times a second whether others have ended: hundreds of agents that did starved a machine."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -76,8 +78,48 @@ def test_what_does_not_die_is_an_error():
     assert result == "a process does not die"
 
 
+def test_who_died_while_the_one_that_waits_stood_still_is_dead():
+    scene = (
+        "processes.REAP_S = 1.0\nif os.fork() == 0:\n    time.sleep(0.5)\n    os._exit(0)\nprint('waits', flush=True)"
+    )
+    command = [sys.executable, "-c", REAPING.replace("{scene}", scene)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        waiting.stdout.readline()
+        time.sleep(0.2)
+        waiting.send_signal(signal.SIGSTOP)  # as a starved machine does
+        time.sleep(1.2)
+        waiting.send_signal(signal.SIGCONT)
+        assert json.loads(waiting.stdout.read())[0] == "nobody"
+
+
+def test_an_empty_look_is_not_believed_while_somebody_begins(monkeypatch):
+    begun, looked, killed = iter([7, 8, 8, 9, 9, 9]), iter([[], [5], []]), []
+    monkeypatch.setattr(processes, "last_begun", lambda: next(begun))
+    monkeypatch.setattr(processes, "strangers", lambda *_: next(looked))
+    monkeypatch.setattr(processes, "kill", lambda pid: bool(killed.append(pid)) or True)
+
+    processes.kill_all_but({1}, set())
+
+    assert killed == [5]
+    assert next(looked, None) is None
+
+
+def test_whoever_begins_for_ever_takes_everybody_with_it(monkeypatch):
+    monkeypatch.setattr(processes, "SWEEP_S", 0.05)
+    begun, killed = iter(range(10**9)), []
+    monkeypatch.setattr(processes, "last_begun", lambda: next(begun))
+    monkeypatch.setattr(processes, "strangers", lambda *_: [])
+    monkeypatch.setattr(processes, "kill", lambda pid: bool(killed.append(pid)) or True)
+
+    processes.kill_all_but({1}, set())
+
+    assert killed == [-1]
+
+
 def test_those_who_are_not_our_children_are_looked_for_ever_more_rarely(monkeypatch):
     left, slept = iter(range(12)), []
+    monkeypatch.setattr(processes, "last_begun", lambda: 1)
     monkeypatch.setattr(processes, "strangers", lambda *_: [0] if next(left, None) is not None else [])
     monkeypatch.setattr(processes, "kill", lambda _: True)
     monkeypatch.setattr(processes.time, "sleep", slept.append)
