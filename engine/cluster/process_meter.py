@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import psutil
 
@@ -18,6 +17,8 @@ from engine.spec.usage import GpuUse, ProcessReading, Role, ServerReading, Serve
 MIB = 2**20
 GPUS_EVERY_S = 5.0
 """The driver is asked no more often: an answer takes tenths of a second."""
+MOST_LOOKS = 4
+"""At the children of a process whose threads end meanwhile."""
 DRIVER_S = 10.0
 """How long the driver may take to answer."""
 QUERY = ("index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total")
@@ -88,17 +89,31 @@ def descendants(root: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid: int) -> set[int]:
     """As the kernel lists them, thread by thread.  ``psutil`` looks at all processes there are, and sandboxes are
-    hundreds."""
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += map(int, file.read().split())
-    except FileNotFoundError:
-        return []  # it has ended
+    hundreds.
+
+    Children of a thread that ends become another one's, which may have been read before: then all are read again.
+    """
+    found: set[int] = set()
+    for _ in range(MOST_LOOKS):
+        try:
+            threads = [_children_of_thread(pid, thread) for thread in os.listdir(f"/proc/{pid}/task")]
+        except FileNotFoundError:
+            return set()  # it has ended
+        found = set().union(*(children for children in threads if children is not None))
+        if None not in threads:
+            break
     return found
+
+
+def _children_of_thread(pid: int, thread: str) -> list[int] | None:
+    """None where it has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/children") as file:
+            return list(map(int, file.read().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def server_readings(servers: Sequence[ServerReading]) -> list[ProcessReading]:

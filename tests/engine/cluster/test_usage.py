@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.cluster import process_meter
 from engine.cluster.process_meter import ProcessMeter, descendants, tree_reading, visible_gpus
 from engine.loop.usage import by_role, of_servers, process_uses, server_uses
 from engine.spec.usage import GpuUse, Health, ProcessReading, ServerReading, UsageReading
@@ -187,6 +188,29 @@ def assert_metrics_by_role(events: list[dict[str, Any]], roles: set[str]) -> Non
     assert len(memory) == len(roles)
     assert all(20 < mib < 8192 for mib in memory)
     assert sum(memory) == pytest.approx(values["perf/rss_mib"])
+
+
+def test_children_of_a_thread_that_ends_in_the_middle_of_a_look_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True)
+    look, looks = process_meter._children_of_thread, list[str]()
+
+    def ends(pid: int, thread: str) -> list[int] | None:
+        looks.append(thread)
+        return look(pid, thread) if len(looks) > 2 else None
+
+    monkeypatch.setattr(process_meter, "_children_of_thread", ends)
+    try:
+        assert root.stdout is not None
+        assert root.stdout.read(2) == b"!!"
+        process = psutil.Process(root.pid)
+        assert sorted(each.pid for each in descendants(process)) == sorted(
+            each.pid for each in process.children(recursive=True)
+        )
+    finally:
+        os.killpg(root.pid, signal.SIGKILL)
+        root.communicate()
 
 
 @pytest.mark.parametrize("listed", [True, False])
