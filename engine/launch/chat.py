@@ -110,7 +110,7 @@ def chat_spec(options: ChatOptions) -> RunSpec:
 
 def lacking_for_chat(spec: RunSpec, *, with_tools: bool, task: int = 0) -> list[Problem]:
     """What this machine does not have, or has no room for."""
-    if (problems := lacking_for_model(spec)) or not with_tools:
+    if (problems := lacking_for_model(spec, with_tools=with_tools)) or not with_tools:
         return problems
     if isinstance(spec.environment, Mixture):
         message = "a conversation is with one environment, and this one has parts"

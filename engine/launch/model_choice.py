@@ -99,9 +99,9 @@ def spec_of_model(chosen: ChosenModel, played: RunSpec, *, name: str, slots: int
         raise BadSpec([str(problem) for problem in problems_in(error, RunSpec)]) from error
 
 
-def lacking_for_model(spec: RunSpec) -> list[Problem]:
+def lacking_for_model(spec: RunSpec, *, with_tools: bool) -> list[Problem]:
     """What this machine does not have, or has no room for, to sample the spec's model."""
-    return lacking_in_model(spec, with_trainer=False) or lacking_in_generator(spec)
+    return lacking_in_model(spec, with_trainer=False, with_tools=with_tools) or lacking_in_generator(spec)
 
 
 def renderers_of(spec: RunSpec) -> Callable[[str], Renderer]:

@@ -31,10 +31,13 @@ from engine.training.backends.megatron.layout import layout_problems
 from engine.training.backends.megatron.memory import memory_of_rank
 
 
-def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True, free_bytes: int | None = None) -> list[Problem]:
+def lacking_in_model(
+    spec: RunSpec, *, with_trainer: bool = True, with_tools: bool = True, free_bytes: int | None = None
+) -> list[Problem]:
     """Return what the spec names and this machine does not have, or has no room for; a chat has no trainer.
 
-    There is room in ``free_bytes``, which are this machine's by default.
+    ``with_tools``: the model must be able to call some.  There is room in ``free_bytes``, which are this machine's by
+    default.
     """
     try:
         origin = model_origin(spec.model)
@@ -42,7 +45,7 @@ def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True, free_bytes: in
             return list(_no_folder(spec.resources)) if with_trainer else []
         assert origin.weights is not None  # a pretrained model has a folder
         folder = opened_folder(origin.weights)
-        if (problem := _chat(folder, origin.model)) is not None:
+        if (problem := _chat(folder, origin.model, with_tools)) is not None:
             return [problem]
         problems = [*_context(folder, origin), *_vocabulary(folder, spec.model), *_lora(folder, origin.model)]
         if not problems and (mismatch := weights_problem(folder)) is not None:
@@ -80,9 +83,9 @@ def estimate(memory: TrainerMemory, model: PretrainedModel, *, device: str) -> s
     )
 
 
-def _chat(folder: ModelFolder, model: PretrainedModel) -> Problem | None:
+def _chat(folder: ModelFolder, model: PretrainedModel, with_tools: bool) -> Problem | None:
     """Asked first and in a process of its own: tokenizer and template are a stranger's."""
-    return chat_problem(folder.path, tool_calls=model.tool_calls, reasoning=model.reasoning, tools=True)
+    return chat_problem(folder.path, tool_calls=model.tool_calls, reasoning=model.reasoning, tools=with_tools)
 
 
 def _context(folder: ModelFolder, origin: ModelOrigin) -> Iterator[Problem]:

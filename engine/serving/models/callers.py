@@ -197,6 +197,12 @@ class Caller:
 
     async def _answered(self, asked: Asked, loaded: LoadedModel, meter: _Meter, live: Live | None) -> list[_Answer]:
         refuse_far_too_long(asked, loaded.context_tokens)
+        if asked.tools and not loaded.renderer.calls_tools:
+            raise RequestRefused(
+                "unsupported",
+                f"the chat template of {self._model.name!r} writes no tool calls that could be read: leave tools out",
+                field="tools",
+            )
         context = await loaded.renderer.context(asked, loaded.context_tokens)
         read, room = len(context.token_ids), room_behind(context, loaded.context_tokens)
         wanted = min(room, asked.most_tokens or room)

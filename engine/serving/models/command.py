@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import tomllib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +113,10 @@ def _usual_name(options: argparse.Namespace) -> str:
 
 
 async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> None:
-    shelf, usage = Shelf(room), UsageLog(options.usage or home() / "serving" / "usage")
+    shelf = Shelf(room)
+    if options.file is None:
+        await shelf.check(file.models[0])
+    usage = UsageLog(options.usage or home() / "serving" / "usage")
     door = ServedDoor(file, shelf, usage)
     try:
         listener = socket.create_server((options.host, options.port), backlog=MOST_CONNECTIONS)
@@ -131,7 +134,7 @@ async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> N
         async with server.serving(listener):
             print(f"serving {', '.join(model.name for model in file.models) or 'nothing yet'} at {address}/v1: "
                   f"{', '.join(DIALECTS)}", flush=True)  # fmt: skip
-            looking = asyncio.create_task(_look_after(door, shelf, options))
+            looking = asyncio.create_task(_look_after(door, shelf, file, options))
             await stopping.wait()
             looking.cancel()
             door.closing = True
@@ -142,9 +145,25 @@ async def _serve(options: argparse.Namespace, file: ServedFile, room: Room) -> N
         usage.close()
 
 
-async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespace) -> None:
-    """Read the file again when it has changed, unload what is idle, and say that all is well."""
+async def _look_after(door: ServedDoor, shelf: Shelf, file: ServedFile, options: argparse.Namespace) -> None:
+    """Read the file again when it has changed, say which of its models cannot be served, unload what is idle, and say
+    that all is well."""
     seen = _stamp(options.file)
+    new: asyncio.Queue[ServedModel] = asyncio.Queue()
+    known = list[ServedModel]()
+
+    def look_at(models: Sequence[ServedModel]) -> None:
+        for model in models:
+            if model not in known:
+                new.put_nowait(model)
+        known[:] = models
+
+    async def check() -> None:
+        model = await new.get()
+        try:
+            await shelf.check(model)
+        except BadSpec as unfit:
+            log.error("model %s cannot be served: %s", model.name, "; ".join(unfit.lines))
 
     async def look() -> None:
         nonlocal seen
@@ -152,7 +171,9 @@ async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespac
         if stamp != seen:
             seen = stamp
             try:
-                door.serve(await asyncio.to_thread(read_file, options.file))
+                changed = await asyncio.to_thread(read_file, options.file)
+                door.serve(changed)
+                look_at(changed.models)
             except BadSpec as refused:  # what was served before goes on: half a file must not end everybody's calls
                 log.error("the file is not taken: %s", "; ".join(refused.lines))
         door.write_refusals()
@@ -160,7 +181,11 @@ async def _look_after(door: ServedDoor, shelf: Shelf, options: argparse.Namespac
             options.alive.touch()
 
     # The shelf is swept beside: it waits for a model that is being loaded, and a revoked key must not.
-    await asyncio.gather(_again_and_again(look, LOOK_EVERY_S), _again_and_again(shelf.sweep, SWEEP_EVERY_S))
+    if options.file is not None:
+        look_at(file.models)
+    await asyncio.gather(
+        _again_and_again(look, LOOK_EVERY_S), _again_and_again(shelf.sweep, SWEEP_EVERY_S), _again_and_again(check, 0)
+    )
 
 
 async def _again_and_again(work: Callable[[], Awaitable[None]], every_s: float) -> None:

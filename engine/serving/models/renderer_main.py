@@ -19,6 +19,7 @@ from engine.rollout.agents.asked import Asked
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.contexts import Context, Contexts
 from engine.rollout.agents.proxy import answered, pieces_shown
+from engine.rollout.renderers.chat import ChatRenderer
 from engine.rollout.renderers.contract import Renderer, Settled
 from engine.rollout.renderers.registry import renderer_for
 from engine.serving.models.renderer_messages import RendererCall, RendererReply
@@ -33,10 +34,11 @@ MOST_BYTES = 2 * 2**30
 class _Rendering:
     """What may be asked, by name; ``begin`` comes first."""
 
-    async def begin(self, spec: RunSpec) -> frozenset[int]:
-        """Return the ids that end a turn."""
+    async def begin(self, spec: RunSpec) -> tuple[frozenset[int], bool]:
+        """Return the ids that end a turn, and whether its turns can call tools."""
         self._renderer: Renderer = renderer_for(spec.model, spec.environment)
-        return self._renderer.stop_ids
+        calls = not isinstance(self._renderer, ChatRenderer) or self._renderer.call_format is not None
+        return self._renderer.stop_ids, calls
 
     async def context(self, asked: Asked, context_tokens: int) -> Context:
         return (await Contexts(self._renderer).find(asked, context_tokens)).context

@@ -50,6 +50,8 @@ class RendererProcess:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.stop_ids: frozenset[int] = frozenset()
         """The ids that end a turn, once it has begun."""
+        self.calls_tools = True
+        """Whether turns can call tools."""
 
     @property
     def pid(self) -> int | None:
@@ -134,7 +136,7 @@ class RendererProcess:
         process = self._process = _Process()
         try:
             await process.open()
-            self.stop_ids = await process.ask("begin", (self._spec,), BEGIN_SECONDS)
+            self.stop_ids, self.calls_tools = await process.ask("begin", (self._spec,), BEGIN_SECONDS)
         except BaseException:
             process.kill()
             raise

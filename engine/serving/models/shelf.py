@@ -64,6 +64,8 @@ class Shelf:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._loaded: dict[str, LoadedModel] = {}
+        self._unfit: dict[str, tuple[ServedModel, float]] = {}
+        """Models whose own files keep them from being loaded, and when that was found."""
         self._changing = asyncio.Lock()
         """Held while a model is loaded or unloaded: two at once would not fit where each does."""
 
@@ -118,7 +120,8 @@ class Shelf:
 
     async def _fetch(self, entry: ServedModel) -> LoadedModel:
         if (loaded := self._found(entry)) is None:
-            with _refusing(entry):
+            self._refuse_unfit(entry)
+            with self._refusing(entry):
                 if (former := self._loaded.get(entry.name)) is not None:
                     await self._make_way(former)
                 spec = await asyncio.to_thread(_spec_of, entry, self._room)
@@ -130,6 +133,20 @@ class Shelf:
         # Counted before the lock is given on: whoever has it next may take the place of what nobody uses.
         loaded.users += 1
         return loaded
+
+    async def check(self, entry: ServedModel) -> None:
+        """Find out whether a model could be loaded, and what it takes.  Raises BadSpec, and what reading it raises."""
+        spec = await asyncio.to_thread(_spec_of, entry, self._room)
+        needed, most = await asyncio.to_thread(_memory, spec), self._room.memory_bytes
+        if needed > most:
+            sizes = f"it takes {readable_bytes(needed)}, and all models together have {readable_bytes(most)}"
+            raise BadSpec([f"models.{entry.name}: {sizes}; give --memory-gib more"])
+
+    def _refuse_unfit(self, entry: ServedModel) -> None:
+        """Looking at a folder takes a second, and it is seldom mended within a few."""
+        unfit, found_at = self._unfit.get(entry.name, (None, 0.0))
+        if unfit == entry and time.monotonic() - found_at < WAIT_S:
+            raise _not_loaded()
 
     async def _make_way(self, former: LoadedModel) -> None:
         """Another model has its name now, or it has failed."""
@@ -158,6 +175,22 @@ class Shelf:
                 f"{readable_bytes(taken)} of {readable_bytes(most)}", retry_s=WAIT_S,
             )  # fmt: skip
 
+    @contextmanager
+    def _refusing(self, entry: ServedModel) -> Iterator[None]:
+        """What keeps the model from being loaded stands in the log.  Raises RequestRefused, which tells callers
+        less."""
+        try:
+            yield
+        except RequestRefused:
+            raise
+        except BadSpec as refused:
+            log.warning("model %s cannot be served: %s", entry.name, "; ".join(refused.lines))
+            self._unfit[entry.name] = entry, time.monotonic()
+            raise _not_loaded() from refused
+        except Exception as error:
+            log.exception("model %s cannot be loaded", entry.name)
+            raise _not_loaded() from error
+
     def _idle(self) -> Iterator[LoadedModel]:
         """Those that nobody uses by then: at first what has failed, at the end what was used last."""
         in_order = sorted(self._loaded.values(), key=lambda loaded: (not loaded.is_broken, loaded.used_at))
@@ -168,21 +201,6 @@ class Shelf:
         loaded.renderer.close()
         await asyncio.to_thread(loaded.generator.close)
         log.info("model %s is unloaded", loaded.entry.name)
-
-
-@contextmanager
-def _refusing(entry: ServedModel) -> Iterator[None]:
-    """What keeps the model from being loaded stands in the log.  Raises RequestRefused, which tells callers less."""
-    try:
-        yield
-    except RequestRefused:
-        raise
-    except BadSpec as refused:
-        log.warning("model %s cannot be served: %s", entry.name, "; ".join(refused.lines))
-        raise _not_loaded() from refused
-    except Exception as error:
-        log.exception("model %s cannot be loaded", entry.name)
-        raise _not_loaded() from error
 
 
 def _not_loaded() -> RequestRefused:
@@ -201,7 +219,7 @@ def _spec_of(entry: ServedModel, room: Room) -> RunSpec:
     chosen = chosen_model(choice)
     played = chosen.before or RunSpec(name="serve")
     spec = spec_of_model(chosen, played, name="serve", slots=room.slots, threads=room.threads)
-    if problems := lacking_for_model(spec):
+    if problems := lacking_for_model(spec, with_tools=False):
         raise BadSpec([str(problem) for problem in problems])
     return spec
 

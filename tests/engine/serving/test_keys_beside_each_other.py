@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
-    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec: [])
+    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec, with_tools: [])
 
 
 def two_keys(folder, **limits):

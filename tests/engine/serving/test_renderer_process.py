@@ -49,7 +49,7 @@ def hostile_folders(tmp_path_factory):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec: [])
+    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec, with_tools: [])
 
 
 def both(hostile, harmless):

@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def unchecked(monkeypatch):
     """No folder is checked before it is loaded, which takes a process each time."""
-    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec: [])
+    monkeypatch.setattr(shelf, "lacking_for_model", lambda spec, with_tools: [])
 
 
 def served(folder, **limits):
