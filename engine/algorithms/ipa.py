@@ -40,6 +40,7 @@ class ChunkTokens:
 def chunk_reinforcement_loss(
     tokens: ChunkTokens,
     *,
+    of_rollout: bool = False,
     mismatch_bound: float | None = DEFAULT_MASK_BOUND,
     reinforcement_weight: float = 1.0,
     aggregation: Aggregation = "token-mean",
@@ -53,7 +54,7 @@ def chunk_reinforcement_loss(
     """
     kept_BT = reinforced_chunks(tokens, mismatch_bound=mismatch_bound)
     total, weight = aggregated(
-        chunk_reinforcement_losses(tokens),
+        chunk_reinforcement_losses(tokens, of_rollout=of_rollout),
         kept_BT,
         aggregation,
         max_response_tokens=max_response_tokens,
@@ -89,14 +90,19 @@ def reinforced_chunks(tokens: ChunkTokens, *, mismatch_bound: float | None) -> T
     return mismatch_keep(mismatch_BT, tokens.sampled_BT, bound=mismatch_bound)
 
 
-def chunk_reinforcement_losses(tokens: ChunkTokens) -> Tensor:
+def reinforcement_ratios(tokens: ChunkTokens, *, of_rollout: bool) -> Tensor:
+    """rho_c (eq. 6), to the policy before the update or to the one that sampled."""
+    to_BT = tokens.logp_rollout_BT if of_rollout else tokens.logp_old_BT
+    return chunk_ratios(tokens.logp_BT, to_BT, tokens.chunk_BT)
+
+
+def chunk_reinforcement_losses(tokens: ChunkTokens, *, of_rollout: bool = False) -> Tensor:
     """-G log pi where G > 0, -[rho_c]_0^1 G log pi elsewhere, rho_c detached (eq. 7, before m_c).
 
     The paper splits by the sign of the trajectory's reward.  That is the sign of G, unless intrinsic
     rewards were added; then G decides.
     """
-    ratio_BT = chunk_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.chunk_BT)
-    return topr_losses(tokens.logp_BT, tokens.returns_BT, ratio_BT)
+    return topr_losses(tokens.logp_BT, tokens.returns_BT, reinforcement_ratios(tokens, of_rollout=of_rollout))
 
 
 def imitation_losses(tokens: ChunkTokens) -> Tensor:

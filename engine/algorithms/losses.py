@@ -21,10 +21,16 @@ from engine.algorithms.aggregation import aggregated
 from engine.algorithms.covariance import kl_cov_losses
 from engine.algorithms.experience import boosted_surrogate
 from engine.algorithms.gspo import gspo_clipped, gspo_losses
-from engine.algorithms.ipa import ChunkTokens, chunk_reinforcement_loss, expert_imitation_loss, reinforced_chunks
+from engine.algorithms.ipa import (
+    ChunkTokens,
+    chunk_reinforcement_loss,
+    expert_imitation_loss,
+    reinforced_chunks,
+    reinforcement_ratios,
+)
 from engine.algorithms.mismatch import corrected, mismatch_keep, mismatch_weights
 from engine.algorithms.objectives import PolicyObjective, PolicyTokens, clipped_surrogate, cut_by_clip
-from engine.algorithms.ratios import RatioSize, chunk_ratios, ratios_of, token_ratios
+from engine.algorithms.ratios import RatioSize, ratios_of, token_ratios
 from engine.algorithms.weighted_gradients import cispo_losses, tis_losses, topr_losses
 from engine.spec.objective import (
     Aggregation,
@@ -46,12 +52,15 @@ def objective_for(
     max_response_tokens: int,
     mismatch: Mismatch | None = None,
     boosted_clip_high: float | None = None,
+    stale: bool = False,
 ) -> PolicyObjective:
-    """``boosted_clip_high`` is the upper clip where experience was stripped (``PolicyTokens.boosted_BT``).
+    """``boosted_clip_high`` is the upper clip where experience was stripped (``PolicyTokens.boosted_BT``); ``stale``,
+    whether rollouts may be of older policies than the one before the update.
 
     Raises ValueError for dpo, which compares pairs (preference.py), and for none.
     """
     token_losses: TokenLosses
+    mismatch = mismatch or Mismatch()
     match objective:
         case Clipped():
             token_losses = ClippedLosses(objective, boosted_clip_high)
@@ -60,12 +69,20 @@ def objective_for(
         case Cispo():
             token_losses = CispoLosses(objective)
         case Tis() | Topr():
-            token_losses = TruncatedLosses(objective)
+            token_losses = TruncatedLosses(objective, of_rollout=_is_to_rollout(objective, mismatch, stale))
         case Ipa():
-            return ChunkObjective(objective, max_response_tokens)
+            of_rollout = _is_to_rollout(objective, mismatch, stale)
+            return ChunkObjective(objective, max_response_tokens, of_rollout=of_rollout)
         case _:
             raise ValueError(f"{objective.kind} has no loss on sampled tokens")
-    return TokenObjective(token_losses, objective.aggregation, max_response_tokens, mismatch or Mismatch())
+    return TokenObjective(token_losses, objective.aggregation, max_response_tokens, mismatch)
+
+
+def _is_to_rollout(objective: Tis | Topr | Ipa, mismatch: Mismatch, stale: bool) -> bool:
+    """Whether its ratios are to the policy that sampled."""
+    if objective.ratio_to == "auto":
+        return stale and mismatch.weight is None
+    return objective.ratio_to == "rollout"
 
 
 class TokenLosses(Protocol):
@@ -206,6 +223,8 @@ class TruncatedLosses:
     """TIS, and TOPR, which truncates only what is not positive."""
 
     spec: Tis | Topr
+    of_rollout: bool = False
+    """Whether its ratios are to the policy that sampled, in place of the one before the update."""
 
     def losses_BT(self, tokens: PolicyTokens) -> Tensor:
         losses = tis_losses if isinstance(self.spec, Tis) else topr_losses
@@ -216,7 +235,9 @@ class TruncatedLosses:
         return truncated_BT if isinstance(self.spec, Tis) else truncated_BT & (tokens.advantages_BT <= 0)
 
     def _ratio_BT(self, tokens: PolicyTokens) -> Tensor:
-        return ratios_of(self.spec.ratio, tokens.logp_BT, tokens.logp_old_BT, tokens.mask_BT, tokens.chunk_BT)
+        to_BT = tokens.logp_rollout_BT if self.of_rollout else tokens.logp_old_BT
+        assert to_BT is not None
+        return ratios_of(self.spec.ratio, tokens.logp_BT, to_BT, tokens.mask_BT, tokens.chunk_BT)
 
 
 @dataclass(frozen=True)
@@ -225,10 +246,13 @@ class ChunkObjective:
 
     spec: Ipa
     max_response_tokens: int
+    of_rollout: bool = False
+    """Whether rho_c is to the policy that sampled, in place of the one before the update."""
 
     def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
         return chunk_reinforcement_loss(
             _chunk_tokens(tokens),
+            of_rollout=self.of_rollout,
             mismatch_bound=self.spec.mismatch_bound,
             reinforcement_weight=self.spec.reinforcement_weight,
             aggregation=self.spec.aggregation,
@@ -241,7 +265,7 @@ class ChunkObjective:
 
     def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
         chunks = _chunk_tokens(tokens)
-        ratio_BT = chunk_ratios(chunks.logp_BT, chunks.logp_old_BT, chunks.chunk_BT)
+        ratio_BT = reinforcement_ratios(chunks, of_rollout=self.of_rollout)
         return (ratio_BT > 1) & (chunks.returns_BT <= 0) & self.trained_BT(tokens)
 
 

@@ -21,6 +21,17 @@ def _log_probs_at_1(problem: str) -> Requirement:
     return Requirement("schedule.logprobs_at", one_of("one"), problem, 'use "one"', field="schedule.logprobs_at")
 
 
+RatioTo = Literal["auto", "old", "rollout"]
+_ONE_CORRECTION = Requirement(
+    "mismatch.weight",
+    one_of(None),
+    "the ratios to the policy that sampled hold what {value} weights correct, and it would be corrected twice",
+    'remove mismatch.weight, or use objective.ratio_to = "old"',
+    field="mismatch.weight",
+    when=lambda part: part.ratio_to == "rollout",
+)
+
+
 class CovarianceClip(Strict):
     """Drop a few tokens whose log-prob and advantage go together most: they collapse entropy (SPEAR, eq. 18 to 21)."""
 
@@ -114,8 +125,13 @@ class Tis(Part):
     """-[ratio]_0^bound A log pi: truncated importance sampling (ALE, 3.2.4.1)."""
 
     kind: Literal["tis"] = "tis"
+    requires: ClassVar[Requirements] = (_ONE_CORRECTION,)
     ratio: RatioSize = "sequence"
     """What it is taken over; larger than a token: the geometric mean."""
+    ratio_to: RatioTo = "auto"
+    """The policy that it compares with.  ``old``: the trainer's from before the step, so that ratios are 1 in a step's
+    first update; ``rollout``: the one that sampled, however old.  ``auto``: ``rollout`` above ``schedule.async_ratio``
+    0, where ``mismatch.weight`` does not correct the same; else ``old``."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """The largest weight."""
     aggregation: Aggregation = "token-mean"
@@ -126,8 +142,13 @@ class Topr(Part):
     """Positives like supervised learning, all others as in TIS (ALE, eq. 3; arXiv:2503.14286)."""
 
     kind: Literal["topr"] = "topr"
+    requires: ClassVar[Requirements] = (_ONE_CORRECTION,)
     ratio: RatioSize = "sequence"
     """What it is taken over; larger than a token: the geometric mean."""
+    ratio_to: RatioTo = "auto"
+    """The policy that it compares with.  ``old``: the trainer's from before the step, so that ratios are 1 in a step's
+    first update; ``rollout``: the one that sampled, however old.  ``auto``: ``rollout`` above ``schedule.async_ratio``
+    0, where ``mismatch.weight`` does not correct the same; else ``old``."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """The bound of the weight of what is not positive."""
     aggregation: Aggregation = "token-mean"
@@ -142,6 +163,7 @@ class Ipa(Part):
 
     kind: Literal["ipa"] = "ipa"
     requires: ClassVar[Requirements] = (
+        _ONE_CORRECTION,
         Requirement(
             "credit.kind",
             one_of("chunk-return"),
@@ -159,6 +181,10 @@ class Ipa(Part):
             given="expert_starts",
         ),
     )
+    ratio_to: RatioTo = "auto"
+    """The policy that the chunks' ratios compare with.  ``old``: the trainer's from before the step, so that ratios are
+    1 in a step's first update; ``rollout``: the one that sampled, however old.  ``auto``: ``rollout`` above
+    ``schedule.async_ratio`` 0, else ``old``."""
     mismatch_bound: float | None = Field(default=5.0, gt=1, le=OUT_OF_REACH)
     """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
     imitation_weight: float = Field(default=0.1, ge=0, le=LARGEST_NUMBER)

@@ -61,7 +61,11 @@ class Trainer:
         self._distribution = schedule.logprob_distribution
         self._seed = seed
         self._losses = RecipeLosses(
-            recipe, minibatch=self._minibatch, longest_response_tokens=longest_response_tokens, seed=seed
+            recipe,
+            minibatch=self._minibatch,
+            longest_response_tokens=longest_response_tokens,
+            seed=seed,
+            stale=schedule.async_ratio > 0,
         )
         self._scores_in_updates = not drops and not self._losses.reads_old_logprobs_first
         self._stage: Phase = "supervised"

@@ -3,7 +3,7 @@
 from engine.rollout.agents.asked import RequestRefused
 
 MOST_HELD_BYTES = 32 * 2**20
-"""Of all requests of one rollout."""
+"""What all requests of one rollout may hold."""
 
 
 class Bodies:

@@ -28,7 +28,7 @@ from engine.spec.message import ToolSchema
 from engine.spec.run import RunSpec
 
 MOST_BYTES = 2 * 2**30
-"""Of its addresses: a large tokenizer takes a fourth of that, and the rest is for what a template makes."""
+"""The most addresses: a large tokenizer takes a fourth of that, and the rest is for what a template makes."""
 
 
 class _Rendering:

@@ -57,8 +57,11 @@ class Stream(Protocol):
 class RecipeLosses:
     """The losses of a run's updates.  What it keeps are the bounds of the covariances, once they are measured."""
 
-    def __init__(self, recipe: Recipe, *, minibatch: int, longest_response_tokens: int, seed: int) -> None:
-        """``longest_response_tokens`` is the constant of the aggregation ``seq-mean-token-sum-norm``."""
+    def __init__(
+        self, recipe: Recipe, *, minibatch: int, longest_response_tokens: int, seed: int, stale: bool = False
+    ) -> None:
+        """``longest_response_tokens`` is the constant of the aggregation ``seq-mean-token-sum-norm``; ``stale``,
+        whether rollouts may be of older policies than the one before the update."""
         self._recipe = recipe
         self._minibatch = minibatch
         self._replay_loss = (imitation_clips(recipe.objective), longest_response_tokens)
@@ -66,7 +69,7 @@ class RecipeLosses:
         self._entropy = EntropyKeeper(on_policy, seed=seed)
         replayed = None if recipe.self_imitation is None else recipe.self_imitation.covariance
         self._replay_entropy = EntropyKeeper(replayed, seed=seed, stream=1)
-        self._objective = _objective(recipe, longest_response_tokens)
+        self._objective = _objective(recipe, longest_response_tokens, stale)
         self._stream = _stream(recipe, self._objective, self._entropy, minibatch, longest_response_tokens)
         self._preference = _preference_beside(recipe.preference)
 
@@ -213,7 +216,7 @@ def _evenly(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
     return [[sample for of_one in part for sample in of_one] for part in evenly(by_trajectory(samples), parts)]
 
 
-def _objective(recipe: Recipe, longest: int) -> PolicyObjective | None:
+def _objective(recipe: Recipe, longest: int, stale: bool) -> PolicyObjective | None:
     """None where the recipe has no loss on sampled tokens."""
     if isinstance(recipe.objective, Dpo | NoObjective | EvaluationOnly):
         return None
@@ -222,6 +225,7 @@ def _objective(recipe: Recipe, longest: int) -> PolicyObjective | None:
         max_response_tokens=longest,
         mismatch=recipe.mismatch,
         boosted_clip_high=None if recipe.experience is None else recipe.experience.boosted_clip_high,
+        stale=stale,
     )
 
 

@@ -163,6 +163,47 @@ def test_kl_cov_penalises_chosen_tokens_and_clips_none() -> None:
     assert not objective.clipped_BT(marked).any()
 
 
+STALE = {"tis": Tis(), "topr": Topr(), "ipa": Ipa(mismatch_bound=None)}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_ratios_of_stale_rollouts_are_to_the_policy_that_sampled(name: str) -> None:
+    """At a step's first update: log-probs of before it are the present ones, and the tokens were e times likelier."""
+    given = tokens()
+    assert given.logp_rollout_BT is not None
+    before = replace(given, logp_old_BT=given.logp_BT.detach(), logp_rollout_BT=given.logp_BT.detach() + 1)
+    sampled_now = replace(before, logp_rollout_BT=given.logp_BT.detach())
+    fresh, stale = made(STALE[name]), made(STALE[name], stale=True)
+    torch.testing.assert_close(slopes(fresh, before), slopes(fresh, sampled_now), rtol=0, atol=0)
+    torch.testing.assert_close(slopes(stale, sampled_now), slopes(fresh, sampled_now), rtol=0, atol=0)
+    weighed = slopes(stale, before) / slopes(fresh, before)
+    bounded_BT = given.mask_BT & ((given.advantages_BT <= 0) if name != "tis" else True) & (given.advantages_BT != 0)
+    others_BT = given.mask_BT & ~bounded_BT & (given.advantages_BT != 0)
+    torch.testing.assert_close(weighed[bounded_BT], torch.full_like(weighed[bounded_BT], math.exp(-1)))
+    torch.testing.assert_close(weighed[others_BT], torch.ones_like(weighed[others_BT]))
+    likelier = replace(before, logp_rollout_BT=given.logp_BT.detach() - 1)
+    assert stale.clipped_BT(likelier).any()
+    assert not fresh.clipped_BT(likelier).any()
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_whom_the_ratios_compare_with_may_be_chosen(name: str) -> None:
+    given = tokens()
+    old, rollout = (STALE[name].model_copy(update={"ratio_to": to}) for to in ("old", "rollout"))
+    fresh, stale = slopes(made(STALE[name]), given), slopes(made(STALE[name], stale=True), given)
+    for is_stale in (False, True):
+        assert torch.equal(slopes(made(old, stale=is_stale), given), fresh)
+        assert torch.equal(slopes(made(rollout, stale=is_stale), given), stale)
+    assert not torch.equal(fresh, stale)
+
+
+@pytest.mark.parametrize("name", ["tis", "topr"])
+def test_beside_mismatch_weights_nothing_is_corrected_twice(name: str) -> None:
+    given, weights = tokens(), Mismatch(weight="token")
+    fresh = slopes(made(STALE[name], mismatch=weights), given)
+    assert torch.equal(slopes(made(STALE[name], mismatch=weights, stale=True), given), fresh)
+
+
 def test_ipa_trains_what_its_own_mask_leaves() -> None:
     given, objective = tokens(), made(Ipa(mismatch_bound=1.2))
     left = objective.trained_BT(given)

@@ -126,6 +126,28 @@ def test_the_time_of_each_rollouts_tools_stands_in_the_environments_lane(finishe
     assert all(span["seconds"] > 0 for span in spans)
 
 
+OBJECTIVES = {
+    "tis": '[recipe.objective]\nkind = "tis"\n{}\n',
+    "topr": '[recipe.objective]\nkind = "topr"\n{}\n',
+    "ipa": '[recipe.credit]\nkind = "chunk-return"\n[recipe.objective]\nkind = "ipa"\nmismatch_bound = 1e3\n{}\n',
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_weights_of_tis_topr_and_ipa_act_on_what_older_policies_sampled(name: str, tmp_path: Path) -> None:
+    held_back = {}
+    for ratio_to in ("auto", "old"):
+        folder = tmp_path / ratio_to
+        folder.mkdir()
+        run = toml(f"async_ratio = {RATIO}", recipe=OBJECTIVES[name].format(f'ratio_to = "{ratio_to}"'))
+        one_update = run.replace("minibatch_trajectories = 8", "minibatch_trajectories = 24")
+        with training_of(one_update, folder) as training:
+            training.finish("--in-process")
+        held_back[ratio_to] = [values["train/clip_fraction"] for values in steps_of(training)]
+    assert max(held_back["auto"]) > 0
+    assert max(held_back["old"]) == 0
+
+
 def test_the_mismatch_mask_acts_on_what_older_policies_sampled_and_on_nothing_else(
     finished: Training, undisturbed: Training
 ) -> None:

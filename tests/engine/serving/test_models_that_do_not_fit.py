@@ -71,15 +71,15 @@ async def test_models_of_a_file_that_cannot_be_served_are_named_before_anybody_a
     ]  # fmt: skip
     file.write_text(ServedFile(models=models, keys=served(chatml).keys).model_dump_json())
     with Process(tmp_path, str(file)):
-        said = ""
+        printed = ""
         async with asyncio.timeout(120):
-            while "model odd" not in said or "model long" not in said:
+            while "model odd" not in printed or "model long" not in printed:
                 await asyncio.sleep(0.2)
-                said += capfd.readouterr().err
-    assert "model odd cannot be served: model.path" in said
-    assert "the chat template refuses: no" in said
-    assert "model tiny" not in said
-    assert "context_tokens" in said
+                printed += capfd.readouterr().err
+    assert "model odd cannot be served: model.path" in printed
+    assert "the chat template refuses: no" in printed
+    assert "model tiny" not in printed
+    assert "context_tokens" in printed
 
 
 async def test_a_folder_that_does_not_fit_is_not_looked_at_for_each_call(unfit, tmp_path, monkeypatch):
