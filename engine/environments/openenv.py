@@ -3,7 +3,8 @@
     {"type": "reset", "data": {"seed": 7}}        ──►
     {"type": "step", "data": {"message": "..."}}  ──►  {"type": "observation", "data": {observation, reward, done}}
 
-The server is not trusted: an answer is bounded in size and time, and what is no answer is the environment's fault.
+The server is not trusted: an answer is bounded in size and time, what is no answer is the environment's fault, and no
+redirect is followed: the service allows servers by their addresses.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from engine.environments.contract import Observation, Rewards, Sandboxes, Session
 from engine.environments.tasks import SplitTasks, task_id
@@ -32,6 +33,16 @@ class ServerFailed(Exception):
     """The server cannot be reached, took too long, or answered what is no observation."""
 
 
+class _Opening(connect):
+    """A connection to the address that is given, and to no other that a server names in its place."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        if isinstance(exc, InvalidStatus) and 300 <= exc.response.status_code < 400:
+            status = exc.response.status_code
+            return ServerFailed(f"{self.uri}: a redirect ({status}) is not followed; give the address that it leads to")
+        return exc
+
+
 class OpenEnvEnvironment:
     """A task is a seed, which is its answer."""
 
@@ -48,7 +59,7 @@ class OpenEnvEnvironment:
     async def session(self, task: Task, sandboxes: Sandboxes) -> AsyncIterator[Session]:
         address = "ws" + self._described.url.removeprefix("http").rstrip("/") + "/ws"
         try:
-            opening = connect(address, max_size=ANSWER_BYTES, open_timeout=self._described.timeout_s, proxy=None)
+            opening = _Opening(address, max_size=ANSWER_BYTES, open_timeout=self._described.timeout_s, proxy=None)
             connection = await opening
         except (OSError, WebSocketException, TimeoutError) as error:
             raise ServerFailed(f"{self._described.url}: {type(error).__name__}: {error}") from error

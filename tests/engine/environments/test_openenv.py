@@ -103,6 +103,37 @@ async def test_a_server_that_is_not_there_is_named() -> None:
         await played(environment)
 
 
+@asynccontextmanager
+async def redirecting_to(location: str, status: str) -> AsyncIterator[str]:
+    """The address of a server that answers every request with a redirect."""
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+async def test_no_redirect_leads_to_a_server_that_nobody_allowed(status: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def secret(message: dict[str, Any]) -> str:
+        asked.append(message)
+        return observation("internal")
+
+    async with served(secret) as internal:
+        url = internal.tasks("train")[0].question.partition(",")[0]
+        async with redirecting_to(url.replace("http", "ws"), status) as allowed:
+            environment = OpenEnvEnvironment(OpenEnv(url=allowed), Dataset(train_tasks=3))
+            with pytest.raises(ServerFailed, match=r"a redirect \(30\d\) is not followed"):
+                await played(environment)
+    assert asked == []
+
+
 async def test_many_episodes_have_a_connection_each() -> None:
     async with served(lambda message: observation(json.dumps(message["data"]))) as environment:
         episodes = await asyncio.gather(*(played(environment, f"text {number}") for number in range(10)))
