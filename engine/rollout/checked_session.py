@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from engine.environments.contract import Observation, Restorable, Rewards, Session
+from engine.environments.schema_bounds import LARGEST_CHECK, parts_in
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.scoring import RECIPE_COMPONENTS
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
@@ -89,7 +90,10 @@ class CheckedSession:
         if request.malformed is not None or validator is None:
             reason = "the call names no tool" if request.malformed is None else request.malformed.reason
             return _refused(request, "arguments", reason)
-        error = best_match(validator.iter_errors(dict(request.arguments)))
+        arguments = dict(request.arguments)
+        if parts_in(arguments) * parts_in(validator.schema) > LARGEST_CHECK:
+            return _refused(request, "arguments", "the arguments hold more than can be checked; make several calls")
+        error = best_match(validator.iter_errors(arguments))
         if error is None:
             return None
         path = ".".join(map(str, error.absolute_path))

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from engine.environments.schema_bounds import LARGEST_SCHEMA, UNBOUNDED_KEYWORDS, keys_in, parts_in
 from engine.spec.message import Message, Role, ToolSchema, unstorable
 from engine.spec.strict import LARGEST_NUMBER, MOST_TASKS
 from engine.spec.trajectory import ErrorClass, Split, Task
@@ -20,9 +21,8 @@ MOST_TOOLS = 128
 MOST_MESSAGES = 1024
 MOST_COMPONENTS = 64
 TASKS_PER_ANSWER = 64
-REFUSED_KEYWORDS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "$id"})
-"""What the JSON schema of a tool may not use: arguments are checked in the engine, where a pattern may take for ever,
-and a reference may lead anywhere or in a circle."""
+REFUSED_KEYWORDS = UNBOUNDED_KEYWORDS | {"$id"}
+"""What the JSON schema of a tool may not use: arguments are checked in the engine."""
 AnswerT = TypeVar("AnswerT", bound="ProcessAnswer")
 
 
@@ -37,23 +37,15 @@ def _storable(value: Any) -> Any:
 
 
 def _schema(parameters: dict[str, Any]) -> dict[str, Any]:
+    if (parts := parts_in(_storable(parameters))) > LARGEST_SCHEMA:
+        raise ValueError(f"the schema has {parts} parts; give the tool a simpler one, of at most {LARGEST_SCHEMA}")
     try:
-        Draft202012Validator.check_schema(_storable(parameters))
+        Draft202012Validator.check_schema(parameters)
     except SchemaError as error:
-        raise ValueError(f"no JSON schema: {error.message}") from error
-    if used := sorted(REFUSED_KEYWORDS & set(_names(parameters))):
+        raise ValueError(f"no JSON schema: {error.message[:200]}") from error
+    if used := sorted(REFUSED_KEYWORDS & keys_in(parameters)):
         raise ValueError(f"the schema uses {', '.join(used)}, which is not taken from an environment process")
     return parameters
-
-
-def _names(value: Any) -> list[str]:
-    match value:
-        case dict():
-            return [*value, *(name for part in value.values() for name in _names(part))]
-        case list():
-            return [name for part in value for name in _names(part)]
-        case _:
-            return []
 
 
 Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_storable)]

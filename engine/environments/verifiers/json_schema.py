@@ -1,12 +1,10 @@
 """JSON answers: an answer is right that is JSON, fits the schema and, where that is asked, is the row's value.
 
-Keywords that can take more time than the value is long (patterns, references, unique items) are checked in a process of
-their own, which is ended after ``CHECK_S``.
+What can take long (``schema_bounds``) is checked in a process of its own, which is ended after ``CHECK_S``.
 """
 
 import asyncio
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from engine.environments.contract import VerifierFailed
+from engine.environments.schema_bounds import LARGEST_CHECK, UNBOUNDED_KEYWORDS, keys_in, parts_in
 from engine.environments.verifiers import schema_check
 from engine.environments.verifiers.contract import WRONG, UnusableVerifier, Verification
 from engine.environments.verifiers.extraction import fenced_blocks
@@ -25,7 +24,6 @@ from engine.spec.verifier import JsonSchema
 CHECK_S = 5.0
 AT_ONCE = 4
 """Processes of checks."""
-_UNBOUNDED = re.compile(r'"(pattern|patternProperties|uniqueItems|unevaluated\w+|\$ref|\$dynamicRef)"')
 
 
 class SchemaVerifier:
@@ -38,7 +36,7 @@ class SchemaVerifier:
             problem = f"it is no JSON schema: {error.message[:200]}"
             remedy = "write a schema of draft 2020-12"
             raise UnusableVerifier("json_schema", settings.json_schema[:80], problem, remedy) from error
-        self._needs_process = _UNBOUNDED.search(json.dumps(self._schema)) is not None
+        self._is_unbounded = not UNBOUNDED_KEYWORDS.isdisjoint(keys_in(self._schema))
         self._processes = asyncio.Semaphore(AT_ONCE)
 
     def lacking(self, row: DatasetRow) -> str | None:
@@ -57,10 +55,13 @@ class SchemaVerifier:
             return WRONG
         if self._settings.equals_answer and canonical(value) != canonical(read(row.answer or "")):
             return WRONG
-        if not self._needs_process:
+        if not self._takes_long(value):
             return Verification(schema_check.fits(self._schema, value))
         async with self._processes:
             return Verification(await _fits_in_process(self._schema, value))
+
+    def _takes_long(self, value: Any) -> bool:
+        return self._is_unbounded or parts_in(self._schema) * parts_in(value) > LARGEST_CHECK
 
     def _document_in(self, result: str) -> str:
         """A whole answer may hold its JSON in a fenced block."""

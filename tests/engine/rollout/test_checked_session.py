@@ -89,6 +89,23 @@ async def test_what_the_policy_reads_of_a_misfit_is_bounded() -> None:
     assert len(observation.messages[0].content) == LONGEST_REASON
 
 
+async def test_arguments_that_take_long_to_check_are_not_checked() -> None:
+    alternatives = {"type": "object", "properties": {"a": {"items": {"anyOf": [{"type": "string"}] * 400}}}}
+    session, tools = Adding(), [ToolSchema("add", "", alternatives)]
+    many = await CheckedSession(session, tools).act(adding(a=list(range(4000))))
+    long = await CheckedSession(session, tools).act(adding(a=["x" * 500_000]))
+    for observation in (many, long):
+        assert observation.calls[0].output == "Error: the arguments hold more than can be checked; make several calls"
+        assert observation.calls[0].error_class == "arguments"
+    assert session.messages == []
+
+
+async def test_a_long_text_is_an_argument_as_others_are() -> None:
+    session = Adding(Observation.of([ToolCall(id="call-1", name="say", output="", status="ok", seconds=0.0)]))
+    await CheckedSession(session, TOOLS).act(AssistantMessage.calling("say", {"text": "x" * 1_000_000}))
+    assert len(session.messages) == 1
+
+
 @pytest.mark.parametrize(
     ("observation", "reason"),
     [

@@ -12,19 +12,16 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from engine.environments.schema_bounds import LARGEST_SCHEMA, NAMES_TO_SCHEMAS, UNBOUNDED_KEYWORDS
 from engine.spec.message import ToolSchema, unstorable
 
 LONGEST_DESCRIPTION = 2000
-LARGEST_SCHEMA = 1000
-"""Tables, lists and values in it, after references were put in their places."""
 DEEPEST_SCHEMA = 16
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_LEFT_OUT = frozenset(
-    {
-        "$schema", "$id", "$defs", "definitions", "$anchor", "$dynamicAnchor", "$comment", "pattern", "format",
-        "patternProperties", "propertyNames", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "examples",
-    }
-)  # fmt: skip
+_LEFT_OUT = UNBOUNDED_KEYWORDS | {
+    "$schema", "$id", "$defs", "definitions", "$anchor", "$dynamicAnchor", "$comment", "format", "propertyNames",
+    "examples",
+}  # fmt: skip
 _VALUES = frozenset({"enum", "const", "default", "required", "title", "description", "type"})
 
 
@@ -75,7 +72,7 @@ class _Plain:
         self._schema, self._left = schema, LARGEST_SCHEMA
 
     def schema(self) -> dict[str, Any]:
-        """Raises ValueError."""
+        """References are in their places before its parts are counted.  Raises ValueError."""
         return self._table(self._schema, 0)
 
     def _table(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -86,7 +83,7 @@ class _Plain:
         for key, value in schema.items():
             if key in _LEFT_OUT:
                 continue
-            if key == "properties" and isinstance(value, dict):
+            if key in NAMES_TO_SCHEMAS and isinstance(value, dict):
                 plain[key] = {name: self._value(inner, depth + 1) for name, inner in value.items()}
             else:
                 plain[key] = self._kept(value) if key in _VALUES else self._value(value, depth + 1)

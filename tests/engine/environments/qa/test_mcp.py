@@ -8,6 +8,7 @@ import pytest
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.qa.environment import QaEnvironment
 from engine.environments.qa.mcp.client import McpServerFailed, RunningServer
+from engine.environments.qa.mcp.listing import tools_in
 from engine.rollout.checked_session import CheckedSession
 from engine.spec.environment import Qa
 from engine.spec.message import AssistantMessage, ToolRequest
@@ -92,6 +93,13 @@ def test_a_server_that_lists_no_usable_tools_is_refused(dataset: Dataset, manner
     with pytest.raises(UnusableEnvironment, match=reason) as refused:
         QaEnvironment(settings_of(manner), dataset)
     assert (refused.value.problem.field, refused.value.problem.value) == ("environment.mcp", "calc")
+
+
+def test_a_keyword_does_not_hide_as_the_name_of_a_property() -> None:
+    hidden = {"patternProperties": {"(a+)+$": {}}, "$recursiveRef": "#", "required": ["b"]}
+    schema = {"type": "object", "dependentSchemas": {"properties": hidden}}
+    [tool] = tools_in([{"name": "add", "inputSchema": schema}], "calc")
+    assert tool.parameters == {"type": "object", "dependentSchemas": {"properties": {"required": ["b"]}}}
 
 
 def test_a_program_that_is_not_there_is_refused(dataset: Dataset) -> None:

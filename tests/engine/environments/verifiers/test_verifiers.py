@@ -1,5 +1,6 @@
 """What each verifier takes for right, and hostile answers, which cost bounded time and are never right."""
 
+import json
 import time
 from decimal import Decimal
 from typing import Any
@@ -221,6 +222,14 @@ async def test_patterns_and_references_are_checked_in_a_process_of_their_own() -
     verifier = SchemaVerifier(JsonSchema(json_schema=schema))
     assert await right(verifier, '{"x": "aa"}', None)
     assert not await right(verifier, '{"x": "ab"}', None)
+
+
+async def test_a_long_answer_to_a_schema_of_many_parts_is_checked_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "CHECK_S", 1.0)
+    schema = json.dumps({"items": {"anyOf": [{"type": "string"}] * 1000 + [{"type": "integer"}]}})
+    verifier = SchemaVerifier(JsonSchema(json_schema=schema))
+    with pytest.raises(VerifierFailed, match="within 1 s"):
+        await verifier.verified(json.dumps([7] * 10_000), row(None))
 
 
 async def test_a_pattern_that_takes_for_ever_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
