@@ -1,4 +1,5 @@
-"""What a spec may not name in the service: code to be imported, and any folder of the server by its absolute path."""
+"""What a spec may not name in the service: code to be imported, folders of the server by their absolute paths, and
+places that whoever runs it has not allowed."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,6 +7,7 @@ from pathlib import PurePosixPath
 
 from django.conf import settings
 
+from engine.spec.allowed import Allowed
 from engine.spec.environment import Agent, Environment, Terminal
 from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.judge import OF_THE_RUN
@@ -14,6 +16,10 @@ from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from webapp.refusals import Invalid
+
+
+def allowed_by_settings() -> Allowed:
+    return Allowed(openenv=settings.PALESTRA_OPENENV, exchange=settings.PALESTRA_EXCHANGE)
 
 
 def code_to_import(environment: RunEnvironment) -> list[Problem]:
@@ -119,10 +125,10 @@ def foreign_in(spec: RunSpec) -> list[Problem]:
     """Return why the service refuses the spec, although an engine of one's own would take it."""
     sets = _several_task_sets(spec.environment)
     folders = [*folders_of_the_server(spec.model), *_folder_of_judge(spec), *_folder_of_rows(spec)]
-    return [*code_to_import(spec.environment), *sets, *folders]
+    return [*code_to_import(spec.environment), *sets, *folders, *allowed_by_settings().refusals(spec)]
 
 
 def refuse_foreign(spec: RunSpec) -> None:
     """Raises Invalid."""
     if problems := foreign_in(spec):
-        raise Invalid("the service imports no code and reads no folder but its own", problems)
+        raise Invalid("the service imports no code, and uses allowed folders and servers alone", problems)

@@ -22,6 +22,8 @@ PALESTRA_DATASETS = Path(env.str("PALESTRA_DATASETS", default=str(PALESTRA_HOME 
 """Versions of teams' datasets lie in its ``catalog``."""
 PALESTRA_OPENENV: list[str] = [url.rstrip("/") for url in env.str("PALESTRA_OPENENV", default="").split()]
 """Addresses of OpenEnv servers that runs may play."""
+PALESTRA_EXCHANGE: str | None = env.str("PALESTRA_EXCHANGE", default="") or None
+"""The folder below which runs hand weights to SGLang servers that they name by URL."""
 PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()
 PALESTRA_SERVING_PORT = env.int("PALESTRA_SERVING_PORT", default=8780)
 PALESTRA_SERVING_URL = env.str("PALESTRA_SERVING_URL", default=f"http://127.0.0.1:{PALESTRA_SERVING_PORT}")

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from engine.spec.launch import Launch
 from webapp import queue
+from webapp.foreign_code import allowed_by_settings
 from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 from workers import ray_jobs
@@ -105,7 +106,7 @@ def _write_launch_file(run: Run) -> Path:
         dataset=None if run.dataset_version is None else run.dataset_version.pinned,
         tasks=None if run.task_version is None else run.task_version.pinned,
         packages=[version.pinned for version in run.package_versions.select_related("package__team").order_by("id")],
-        openenv_servers=settings.PALESTRA_OPENENV,
+        allowed=allowed_by_settings(),
     )
     path = folder / f"attempt-{run.attempt}.json"
     unfinished = path.with_suffix(f".{os.getpid()}")

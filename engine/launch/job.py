@@ -58,6 +58,8 @@ def launch_from_file(path: Path) -> Launch:
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
     if not all(_may_run(part.environment, launch) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
+    if refusals := list(launch.allowed.refusals(launch.spec)):
+        raise BadSpec([f"{path}: {problem}" for problem in refusals])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(
         launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog, judge=launch.judge
@@ -73,7 +75,7 @@ def _may_run(environment: Environment, launch: Launch) -> bool:
     """What stands in no catalog, and at no address that was allowed, is not played."""
     match environment:
         case OpenEnv(url=url):
-            return url.rstrip("/") in launch.openenv_servers
+            return url.rstrip("/") in launch.allowed.openenv
         case Package() | Gem() | VerifiersTaskset():
             return environment.catalog is not None
         case _:

@@ -1,5 +1,6 @@
 """What a worker hands to an engine job: one file, readable by its owner only."""
 
+from engine.spec.allowed import Allowed
 from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
@@ -25,5 +26,5 @@ class Launch(Strict):
     """What ``spec.environment.catalog`` named then; its ``sha256`` is that of ``tasks.json``."""
     packages: list[CatalogFolder] = []
     """What each ``catalog`` of an environment package named then; their ``sha256`` is that of ``package.json``."""
-    openenv_servers: list[str] = []
-    """The addresses of OpenEnv servers that whoever runs the service has allowed."""
+    allowed: Allowed = Allowed()
+    """What whoever runs the service allowed when this was written."""
