@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.seeds import derived_seed
 from engine.spec.judge import OF_THE_RUN, ChatEndpoint
+from engine.spec.server_url import key_of
 
 if TYPE_CHECKING:
     import httpx
@@ -52,6 +53,14 @@ class ChatAnswer:
 ServedJudge = Callable[[Mapping[str, Any], float], Awaitable[ChatAnswer]]
 """Asks the servers of ``resources.judge``: a request, and the seconds that one server has for its answer.  Waits for
 servers that start again.  Raises TimeoutError, and what ends the attempt."""
+
+
+class NoKey(Exception):
+    """The environment has no key for an endpoint, which names a variable."""
+
+    def __init__(self, variable: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{variable}: {problem}; {remedy}")
+        self.variable, self.problem, self.remedy = variable, problem, remedy
 
 
 class JudgeFailed(Exception):
@@ -218,6 +227,33 @@ class JudgeEndpoint(Generic[Verdict]):
             "temperature": SECOND_TEMPERATURE if again else 0.0,
             "max_tokens": self._settings.max_tokens,
         }
+
+
+def has_addresses(held: str) -> bool:
+    """Whether what a variable holds is ``URL=KEY``, and not a key alone, which would go to any address."""
+    return re.match("https?://", held.strip(), re.IGNORECASE) is not None
+
+
+def key_for(settings: ChatEndpoint, environ: Mapping[str, str]) -> str | None:
+    """The key that is sent; None where the endpoint names no variable.  Raises NoKey, which shows nothing of a key.
+
+    A key alone goes to whatever address the user of the command line names; the service takes none of these.
+    """
+    if (variable := settings.api_key_variable) is None:
+        return None
+    held = environ.get(variable, "").strip()
+    key = key_of(settings.endpoint, held) if has_addresses(held) else held
+    otherwise = "or remove api_key_variable if the endpoint takes no key"
+    if not held:
+        problem = "the engine's environment holds no key there: it has no such variable, or an empty one"
+        raise NoKey(variable, problem, f"set it where the engine starts, on each of its nodes, {otherwise}")
+    if not key:
+        problem = f"the engine's environment holds no key of {settings.endpoint} there, but those of other addresses"
+        raise NoKey(variable, problem, f"add {settings.endpoint}=KEY to it where the engine starts, {otherwise}")
+    if not (key.isascii() and key.isprintable()):  # it would fail as a header, in a message that shows it
+        problem = "the engine's environment holds no key there that a header can carry"
+        raise NoKey(variable, problem, f"set it to one line of printable ASCII characters, {otherwise}")
+    return key
 
 
 def quoted(text: str, longest: int) -> str:

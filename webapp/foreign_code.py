@@ -19,7 +19,12 @@ from webapp.refusals import Invalid
 
 
 def allowed_by_settings() -> Allowed:
-    return Allowed(openenv=settings.PALESTRA_OPENENV, exchange=settings.PALESTRA_EXCHANGE)
+    return Allowed(
+        openenv=settings.PALESTRA_OPENENV,
+        judges=settings.PALESTRA_JUDGES,
+        sglang=settings.PALESTRA_SGLANG_URLS,
+        exchange=settings.PALESTRA_EXCHANGE,
+    )
 
 
 def code_to_import(environment: RunEnvironment) -> list[Problem]:
@@ -82,8 +87,9 @@ def _folder_of_tasks(field: str, terminal: Terminal) -> Iterator[Problem]:
 
 def refuse_code_to_import(environment: Environment) -> None:
     """Raises Invalid."""
-    if problems := code_to_import(environment):
-        raise Invalid("the service imports no code", problems)
+    judges = allowed_by_settings().refusals_of_judges(environment, "environment")
+    if problems := [*code_to_import(environment), *judges]:
+        raise Invalid("the service imports no code, and asks allowed judges alone", problems)
 
 
 def folders_of_the_server(model: Model) -> list[Problem]:

@@ -22,6 +22,10 @@ PALESTRA_DATASETS = Path(env.str("PALESTRA_DATASETS", default=str(PALESTRA_HOME 
 """Versions of teams' datasets lie in its ``catalog``."""
 PALESTRA_OPENENV: list[str] = [url.rstrip("/") for url in env.str("PALESTRA_OPENENV", default="").split()]
 """Addresses of OpenEnv servers that runs may play."""
+PALESTRA_JUDGES: list[str] = [url.rstrip("/") for url in env.str("PALESTRA_JUDGES", default="").split()]
+"""Addresses of language models that runs may name as judges."""
+PALESTRA_SGLANG_URLS: list[str] = [url.rstrip("/") for url in env.str("PALESTRA_SGLANG_URLS", default="").split()]
+"""SGLang servers that runs may name."""
 PALESTRA_EXCHANGE: str | None = env.str("PALESTRA_EXCHANGE", default="") or None
 """The folder below which runs hand weights to SGLang servers that they name by URL."""
 PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()

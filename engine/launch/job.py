@@ -6,14 +6,17 @@ launch file -> spool (goes on with the numbers) -> shipper ─► service
 """
 
 import logging
+import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from engine.cluster.ray_connection import cluster_ray
 from engine.cluster.ray_workers import RayWorkers
+from engine.judge_endpoint import has_addresses
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
 from engine.launch.pinned_dataset import with_pinned_dataset
@@ -33,8 +36,11 @@ from engine.spec.environment import Environment
 from engine.spec.event import Event, Finished
 from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.impossible import AS_STORED
+from engine.spec.judge_requirements import endpoints_in
 from engine.spec.launch import Launch
 from engine.spec.mixture import parts_of
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
 from engine.training.recordings import recordings_folder
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -58,7 +64,7 @@ def launch_from_file(path: Path) -> Launch:
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
     if not all(_may_run(part.environment, launch) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
-    if refusals := list(launch.allowed.refusals(launch.spec)):
+    if refusals := [*launch.allowed.refusals(launch.spec), *_keys_for_any_address(launch.spec)]:
         raise BadSpec([f"{path}: {problem}" for problem in refusals])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(
@@ -80,6 +86,18 @@ def _may_run(environment: Environment, launch: Launch) -> bool:
             return environment.catalog is not None
         case _:
             return not isinstance(environment, Imported)
+
+
+def _keys_for_any_address(spec: RunSpec) -> Iterator[Problem]:
+    """Variables of judges that hold a key alone, which only the command line's user may send where she likes."""
+    for name in RunSpec.model_fields:
+        for field, asked in endpoints_in(getattr(spec, name), name):
+            variable = asked.api_key_variable
+            held = "" if variable is None else os.environ.get(variable, "").strip()
+            if held and not has_addresses(held):
+                message = "the engine's environment holds a key there without the address that it belongs to"
+                remedy = f"let whoever runs the service write it as {asked.endpoint}=KEY"
+                yield Problem(f"{field}.api_key_variable", variable, message, remedy)
 
 
 def run_job(launch: Launch) -> int:

@@ -17,7 +17,7 @@ from statistics import fmean
 from engine.algorithms.curriculum import attribution_weight
 from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
-from engine.judge_endpoint import JudgeCounts, JudgeFailed, ServedJudge
+from engine.judge_endpoint import JudgeCounts, JudgeFailed, ServedJudge, key_for
 from engine.rollout.judge import EnvironmentJudge, Judge
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
@@ -128,8 +128,7 @@ def judging_for(
     if credit is None:
         return None
     if isinstance(credit.judge, LlmJudge):
-        variable = credit.judge.api_key_variable
-        key = None if variable is None else environ[variable].strip()
+        key = key_for(credit.judge, environ)
         return Judging(credit, LanguageModelJudge(credit.judge, key=key, served=served))
     environment = environment_for(described, dataset)
     if not isinstance(environment, Oracle):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 
+from engine.judge_endpoint import NoKey, key_for
 from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.generator_requirements import lacking_for_judge, lacking_in_generator
 from engine.loop.judge_phase import attribution_in
@@ -34,21 +35,8 @@ def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:
     credit = attribution_in(recipe)
     if credit is None or not isinstance(credit.judge, LlmJudge):
         return
-    variable = credit.judge.api_key_variable
-    if variable is None:
-        return
-    field, key = "recipe.credit.judge.api_key_variable", environ.get(variable, "").strip()
-    if not key:
-        yield Problem(
-            field,
-            variable,
-            "the engine's environment has no such variable, or an empty one",
-            "set it where the engine starts, or remove api_key_variable if the endpoint takes no key",
-        )
-    elif not (key.isascii() and key.isprintable()):  # it would fail as a header, in a message that shows it
-        yield Problem(
-            field,
-            variable,
-            "the key holds characters that a header cannot carry",
-            "set it to one line of printable ASCII characters",
-        )
+    try:
+        key_for(credit.judge, environ)
+    except NoKey as missing:
+        field = "recipe.credit.judge.api_key_variable"
+        yield Problem(field, missing.variable, missing.problem, missing.remedy)

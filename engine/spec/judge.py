@@ -46,7 +46,9 @@ class ChatEndpoint(Strict):
     model: str = Field(min_length=1)
     """The model's name there; any, of ``resources.judge``."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^PALESTRA_JUDGE_[A-Z0-9_]+$")] | None = None
-    """Environment variable of the engine that holds the key.  Only names that begin with PALESTRA_JUDGE_ are read."""
+    """Environment variable of the engine that holds the key, as ``URL=KEY`` with spaces between: it is sent to its own
+    address alone.  (A key without an address is for the command line.)  Only names that begin with PALESTRA_JUDGE_ are
+    read."""
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """It bounds one request; waiting for servers of ``resources.judge`` that start again is not among it."""
     concurrency: int = Field(default=16, ge=1, le=1024)

@@ -41,6 +41,15 @@ def server_at(address: str) -> Server:
     return Server(_host(parts.netloc, parts.hostname or ""), port or _PORTS[parts.scheme])
 
 
+def key_of(address: str, pairs: str) -> str | None:
+    """The key of a server among ``URL=KEY`` with spaces between: no key is sent to a server that it is not of."""
+    for pair in pairs.split():
+        for url in (address.rstrip("/"), f"{address.rstrip('/')}/"):
+            if pair.startswith(f"{url}="):
+                return pair.removeprefix(f"{url}=")
+    return None
+
+
 def without_credentials(text: str) -> str:
     """A text with *** in place of what an address holds before its host, or asks for behind a question mark."""
     return re.sub(r"\?.*", "?***", re.sub(r"^([A-Za-z]+://)?.*@", r"\1***@", text, flags=re.DOTALL), flags=re.DOTALL)

@@ -50,6 +50,15 @@ def about(page: str, path: str) -> str:
     return unescape(page.split(f'id="f-{path.replace(".", "-")}-about"')[1].split("</div>")[0])
 
 
+JUDGES = ["http://j:1/v1", "http://127.0.0.1:1/v1", "http://127.0.0.1:30000/v1"]
+
+
+@pytest.fixture(autouse=True)
+def _judges(settings: Any) -> None:
+    """Whoever runs the service has allowed those that the forms name."""
+    settings.PALESTRA_JUDGES = JUDGES
+
+
 @pytest.fixture
 def experiment(team: Team, alice: User, spec: RunSpec) -> Experiment:
     return create_experiment(team, spec, acting_user=alice)

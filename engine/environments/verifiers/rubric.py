@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from engine.environments.contract import VerifierFailed
 from engine.environments.verifiers.contract import UnusableVerifier, Verification
-from engine.judge_endpoint import JudgeEndpoint, JudgeFailed, JudgeUnparseable, ServedJudge, quoted
+from engine.judge_endpoint import JudgeEndpoint, JudgeFailed, JudgeUnparseable, NoKey, ServedJudge, key_for, quoted
 from engine.spec.dataset_row import DatasetRow
 from engine.spec.verifier import Rubric
 
@@ -67,12 +67,8 @@ def points_in(answer: str, *, most: int) -> int:
 
 
 def _key(settings: Rubric, environ: Mapping[str, str]) -> str | None:
-    variable = settings.judge.api_key_variable
-    if variable is None:
-        return None
-    key = environ.get(variable, "").strip()
-    if not key or not (key.isascii() and key.isprintable()):
-        problem = "the engine's environment holds no key of one line of printable ASCII characters there"
-        remedy = "set it where each node of the engine starts, or remove api_key_variable if the endpoint takes no key"
-        raise UnusableVerifier("judge.api_key_variable", variable, problem, remedy)
-    return key
+    try:
+        return key_for(settings.judge, environ)
+    except NoKey as missing:
+        field = "judge.api_key_variable"
+        raise UnusableVerifier(field, missing.variable, missing.problem, missing.remedy) from missing

@@ -37,6 +37,11 @@ class ServerGone(Exception):
 class ServerRefused(RuntimeError):
     """The server answered, and the answer is no."""
 
+    def __init__(self, message: str, answer: str = "") -> None:
+        """``answer`` is all of it, of which the message may say less."""
+        super().__init__(message)
+        self.answer = answer
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -64,7 +69,8 @@ class ServerReply:
 class SglangClient:
     """Calls of one server.  Every method raises ServerGone and ServerRefused."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, is_known: bool = True) -> None:
+        """``is_known``: the engine started the server.  One that a spec names has to prove what it is first."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         # trust_env: a proxy of the environment is for the internet, not for a server next door.
@@ -72,6 +78,8 @@ class SglangClient:
         self.url = url
         self.adapter: Adapter | None = None
         """With which the requests from now on are computed; None: with the server's own weights alone."""
+        self.is_known = is_known
+        """Whether errors may repeat what it answers.  What some other service answers is nobody's to read."""
         self._api_key = api_key
         self._is_paused = False
         self._under_way: set[str] = set()
@@ -82,8 +90,8 @@ class SglangClient:
         await self._http.aclose()
 
     def anew(self) -> "SglangClient":
-        """Another client of the same server, as this one knows it."""
-        client = SglangClient(self.url, api_key=self._api_key)
+        """Another client of the same address, which goes on where this one was and has to be proved again."""
+        client = SglangClient(self.url, api_key=self._api_key, is_known=False)
         client.adapter, client._is_paused = self.adapter, self._is_paused
         return client
 
@@ -298,7 +306,7 @@ class SglangClient:
         try:
             await self._call("POST", "/generate", {"input_ids": [0], "sampling_params": sampling}, timeout_s=PROBE_S)
         except ServerRefused as error:
-            if "logit_bias" in str(error):
+            if "logit_bias" in error.answer:
                 return False
             raise
         return True
@@ -333,10 +341,11 @@ class SglangClient:
         return response.json() if response.content else None
 
     def _check(self, response: httpx.Response, path: str) -> None:
+        answered = f"{self.url}{path} answered {response.status_code}"
         if response.status_code >= 500:
-            raise ServerGone(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
+            raise ServerGone(f"{answered}: {response.text[:300]}" if self.is_known else answered)
         if response.status_code >= 400:
-            raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {response.text[:600]}")
+            raise ServerRefused(f"{answered}: {response.text[:600]}" if self.is_known else answered, response.text)
 
 
 def _with_adapter(adapter: Adapter | None) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from engine.models.memory import adapted_modules
 from engine.models.origin import ModelOrigin, model_origin
 from engine.spec.model import Model, PretrainedModel
 from engine.spec.resources import Resources
+from engine.spec.server_url import key_of
 from engine.spec.sglang import Sglang
 
 PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The interpreter of an environment that has SGLang; absent: this one."""
 KEYS = "PALESTRA_SGLANG_KEYS"
-"""Keys of servers given by URL, as ``URL=KEY`` with spaces between: no key is sent to a server that it is not of."""
+"""Keys of servers given by URL (``key_of``)."""
 
 
 def sglang_generator(model: Model, resources: Resources, *, seed: int) -> SglangGenerator:
@@ -96,8 +97,9 @@ def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel, *, is_ada
 
 
 def _given(settings: Sglang) -> list[Server]:
-    keys = dict(pair.rsplit("=", 1) for pair in os.environ.get(KEYS, "").split())
-    return [Server(number, None, SglangClient(url, api_key=keys.get(url))) for number, url in enumerate(settings.urls)]
+    keys = os.environ.get(KEYS, "")
+    clients = [SglangClient(url, api_key=key_of(url, keys), is_known=False) for url in settings.urls]
+    return [Server(number, None, client) for number, client in enumerate(clients)]
 
 
 def _own(

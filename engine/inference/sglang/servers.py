@@ -312,6 +312,7 @@ class Fleet:
                 raise
             server.process.check()
             return False
+        server.client.is_known = True
         return True
 
     async def _watch(self, server: Server) -> Exception:

@@ -28,6 +28,13 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it() -> None:
     assert "geh" not in str(problem)
 
 
+def test_a_key_of_another_address_is_not_there_for_this_one() -> None:
+    others = "http://127.0.0.1:1/v1/other=geheim https://127.0.0.1:1/v1=geheim http://127.0.0.1:11/v1=geheim"
+    [problem] = lacking(judged_by(api_key_variable="PALESTRA_JUDGE_KEY"), {"PALESTRA_JUDGE_KEY": others})
+    assert "add http://127.0.0.1:1/v1=KEY" in problem.remedy
+    assert "geheim" not in str(problem)
+
+
 def test_what_needs_nothing_lacks_nothing() -> None:
     assert lacking(RunSpec(name="x"), {}) == []
     assert lacking(judged_by(), {}) == []

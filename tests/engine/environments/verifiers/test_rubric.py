@@ -104,3 +104,29 @@ def test_a_key_that_is_not_there_is_refused_without_showing_it(key: dict[str, st
         RubricVerifier(Rubric.model_validate({"rubric": "x", "judge": judge}), key)
     assert (refused.value.field, refused.value.value) == ("judge.api_key_variable", VARIABLE)
     assert "lines" not in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    ("held", "sent"),
+    [
+        ("{url}=s3cret", "s3cret"),
+        ("{url}/=s3cret", "s3cret"),
+        ("https://api.example.org/v1=other {url}=s3cret==", "s3cret=="),
+        ("s3cret==", "s3cret=="),
+    ],
+)
+async def test_a_key_is_sent_to_its_own_address(held: str, sent: str) -> None:
+    async with judged_by(always(completion("POINTS: 10"))) as (verifier, endpoint):
+        settings = verifier._settings
+        bound = RubricVerifier(settings, {VARIABLE: held.format(url=settings.judge.endpoint)})
+        await bound.verified("Scattering.", ROW)
+        await bound._judge.close()
+    assert endpoint.authorizations == [f"Bearer {sent}"]
+
+
+@pytest.mark.parametrize("held", ["https://api.example.org/v1=s3cret", "HTTP://127.0.0.1:1/v1=s3cret", "http://s3cret"])
+def test_a_key_of_another_address_is_not_sent(held: str) -> None:
+    judge = {"endpoint": "http://127.0.0.1:1/v1", "model": "m", "api_key_variable": VARIABLE}
+    with pytest.raises(UnusableVerifier, match="no key of http://127.0.0.1:1/v1") as refused:
+        RubricVerifier(Rubric.model_validate({"rubric": "x", "judge": judge}), {VARIABLE: held})
+    assert "s3cret" not in str(refused.value)

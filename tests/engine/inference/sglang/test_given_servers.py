@@ -4,16 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.inference.sglang.client import Adapter, ServerGone, SglangClient
+from engine.inference.sglang.client import Adapter, ServerGone, ServerRefused, SglangClient
+from engine.inference.sglang.factory import KEYS, _given
 from engine.inference.sglang.generator import SglangGenerator
-from engine.inference.sglang.servers import Fleet, Server, Timings
+from engine.inference.sglang.servers import Fleet, Server, ServersLost, Timings
 from engine.inference.sglang.weights import TensorExchange
+from engine.spec.sglang import Sglang
 from tests.engine.inference.sglang.conftest import turn
 
 TIMINGS = Timings(start_timeout_s=60.0, health_every_s=60.0, health_misses=3, restarts=1, backoff_s=0.01)
@@ -25,11 +28,13 @@ SAMPLED = {
 
 
 class GivenServer:
-    """Samples the token 7, unless it is paused; silent, it takes what is asked and answers nothing."""
+    """Samples the token 7, unless it is paused; silent, it takes what is asked and answers nothing; with a refusal it
+    answers that."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.is_silent = False
+        self.refusal: tuple[int, str] | None = None
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.url = ""
@@ -48,8 +53,8 @@ class GivenServer:
                 await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0] or 0))
                 path = head.split()[1]
                 self.asked.append(path)
-                answer = json.dumps(await self._answer(path)).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+                status, text = self.refusal or (200, json.dumps(await self._answer(path)))
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
         except asyncio.IncompleteReadError:  # the client has closed
             writer.close()
 
@@ -161,3 +166,49 @@ async def test_a_server_that_does_not_answer_in_time_is_gone_with_a_reason() -> 
         with pytest.raises(ServerGone, match="/model_info: ReadTimeout$"):
             await client._call("GET", "/model_info", timeout_s=0.05)
         await client.close()
+
+
+@pytest.mark.parametrize("status", [401, 404, 503])
+async def test_what_some_other_service_answers_is_not_repeated(status: int) -> None:
+    given = GivenServer()
+    given.refusal = (status, "internal: the password is hunter2")
+    async with given.listening():
+        servers = _given(Sglang(urls=[given.url], weights="tensor"))
+        timings = replace(TIMINGS, start_timeout_s=0.1)
+        async with closing(Fleet(servers, TensorExchange(torch.float32, ranks=1), SamplesOne(), timings)) as lost:
+            with pytest.raises(ServersLost, match=f"answered {status}") as failure:
+                await lost.all_started()
+    assert "hunter2" not in str(failure.value)
+
+
+async def test_a_server_that_has_proved_what_it_is_says_why_it_refuses() -> None:
+    given = GivenServer()
+    async with given.listening():
+        servers = _given(Sglang(urls=[given.url], weights="tensor"))
+        async with closing(Fleet(servers, TensorExchange(torch.float32, ranks=1), SamplesOne(), TIMINGS)) as started:
+            await started.all_started()
+            given.refusal = (400, "the input is too long")
+            with pytest.raises(ServerRefused, match="answered 400: the input is too long"):
+                await servers[0].client.model_info()
+            again = servers[0].client.anew()
+            with pytest.raises(ServerRefused, match="answered 400$"):
+                await again.model_info()
+            await again.close()
+
+
+async def test_a_token_beyond_the_vocabulary_is_found_before_a_server_is_known() -> None:
+    given = GivenServer()
+    given.refusal = (400, "logit_bias must be of the vocabulary")
+    async with given.listening():
+        client = SglangClient(given.url, is_known=False)
+        assert not await client.knows_token(100)
+        await client.close()
+
+
+async def test_each_server_is_sent_the_key_that_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = ["http://10.0.0.5:30", "http://10.0.0.5:3000", "http://10.0.0.6"]
+    monkeypatch.setenv(KEYS, "http://10.0.0.5:3000=abc== http://10.0.0.6:80=other")
+    servers = _given(Sglang(urls=urls, weights="tensor"))
+    assert [server.client._http.headers.get("Authorization") for server in servers] == [None, "Bearer abc==", None]
+    for server in servers:
+        await server.client.close()
