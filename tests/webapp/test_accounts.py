@@ -193,6 +193,28 @@ def test_wrong_passwords_are_counted_per_address_and_forgotten_in_time(alice: Us
     assert forget_old_failures() == 0  # signing in forgot them
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("of_its_own", [False, True])
+def test_wrong_passwords_at_once_are_counted_like_those_in_turn(alice: User, of_its_own: bool) -> None:
+    """From one address, or each from one of its own."""
+    most = FAILURES_PER_EMAIL if of_its_own else FAILURES_PER_ADDRESS
+    before = most - 10
+
+    def attempt(number: int) -> str:
+        try:
+            sign_in(_request(f"198.51.100.{number if of_its_own else 7}"), alice.email, "wrong")
+        except (Invalid, TooMany) as refusal:
+            return type(refusal).__name__
+        return "signed in"
+
+    SignInFailure.objects.bulk_create(
+        SignInFailure(email=alice.email, address=f"192.0.2.{number}") for number in range(before)
+    )
+    refusals = at_once(*[partial(attempt, number) for number in range(30)])
+    assert (refusals.count("Invalid"), refusals.count("TooMany")) == (10, 20)
+    assert SignInFailure.objects.count() == most
+
+
 def test_many_addresses_together_are_too_many_too(alice: User) -> None:
     SignInFailure.objects.bulk_create(
         SignInFailure(email=alice.email, address=f"198.51.100.{number}") for number in range(FAILURES_PER_EMAIL)

@@ -138,7 +138,8 @@ class AuditEntry(models.Model):
 
 
 class SignInFailure(models.Model):
-    """A wrong password, counted per address and e-mail; in the database so that every web process counts the same."""
+    """A wrong password, or one that is being looked at; counted per address and e-mail, in the database so that every
+    web process counts the same."""
 
     email = models.CharField(max_length=254)
     address = models.GenericIPAddressField(null=True)
