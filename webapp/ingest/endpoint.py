@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import RequestDataTooBig
 from django.db import DataError, connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -72,11 +73,8 @@ def _answer_to(request: HttpRequest, run_id: UUID) -> HttpResponse:
     attempt = attempt_in(request.headers.get("Authorization", "").removeprefix("Bearer "), run_id)
     if attempt is None:
         return problem(401, "this is no token of an attempt of this run")
-    if int(request.headers.get("Content-Length") or 0) > MOST_BYTES:
-        return problem(422, f"a batch may have {MOST_BYTES} bytes; send fewer events")
     try:
-        BYTES.inc(len(request.body))
-        batch = _batch_in(request.body)
+        batch = _batch_in(_body_of(request))
         if batch.attempt != attempt:
             return problem(401, f"the token is of attempt {attempt}, the batch of attempt {batch.attempt}")
         answer = accept(run_id, batch)
@@ -89,6 +87,19 @@ def _answer_to(request: HttpRequest, run_id: UUID) -> HttpResponse:
     except Gap as gap:
         return HttpResponse(json.dumps({"next_seq": gap.next_seq}), status=409, content_type="application/json")
     return HttpResponse(answer.model_dump_json(), content_type="application/json")
+
+
+def _body_of(request: HttpRequest) -> bytes:
+    """Whether or not its length was announced.  Raises NotABatch."""
+    too_long = f"a batch may have {MOST_BYTES} bytes; send fewer events"
+    try:
+        body = request.body
+    except RequestDataTooBig:
+        raise NotABatch(too_long) from None
+    if len(body) > MOST_BYTES:
+        raise NotABatch(too_long)
+    BYTES.inc(len(body))
+    return body
 
 
 def _batch_in(body: bytes) -> Batch:

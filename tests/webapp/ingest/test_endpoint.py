@@ -1,5 +1,6 @@
 """docs/events.md, the service's side, row by row."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,8 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from tests.webapp.at_once import at_once
+from webapp.asgi import application
 from webapp.ingest import endpoint
 from webapp.runs.models import Desired, Event, Run, RunStatus
+from webapp.runs.tokens import attempt_token
 
 pytestmark = pytest.mark.django_db
 
@@ -218,6 +221,52 @@ def test_too_many_events_or_bytes_are_refused(engine: Any, monkeypatch: pytest.M
     monkeypatch.setattr(endpoint, "MOST_BYTES", 100)
     engine.next_seq = 1
     assert engine.post(engine.log("x" * 100)).status_code == 422
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize("length", [endpoint.MOST_BYTES + 1, 6 * 2**20])
+def test_a_body_that_is_too_long_is_a_problem_whether_or_not_its_length_is_announced(
+    launching_run: Run, length: int, is_announced: bool
+) -> None:
+    document = json.dumps({"attempt": 1, "first_seq": 1, "events": []}).encode()
+    status, headers, body = posted_in_parts(launching_run, document.ljust(length), is_announced=is_announced)
+    assert (status, headers[b"content-type"]) == (422, b"application/problem+json")
+    assert f"a batch may have {endpoint.MOST_BYTES} bytes" in json.loads(body)["detail"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_body_of_the_most_bytes_is_taken_without_an_announced_length(launching_run: Run) -> None:
+    document = json.dumps({"attempt": 1, "first_seq": 1, "events": []}).encode()
+    status, _, _ = posted_in_parts(launching_run, document.ljust(endpoint.MOST_BYTES), is_announced=False)
+    assert status == 200
+
+
+def posted_in_parts(run: Run, body: bytes, *, is_announced: bool) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of the answer to a batch that comes by ASGI in parts of 256 KiB."""
+    length = {"content-length": str(len(body))} if is_announced else {}
+    headers = {"host": "127.0.0.1", "authorization": f"Bearer {attempt_token(run.id, 1)}"} | length
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": f"/ingest/v1/runs/{run.id}/batches", "raw_path": b"", "query_string": b"", "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    parts = [body[begin : begin + 2**18] for begin in range(0, len(body), 2**18)]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not parts:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(application(scope, receive, send))
+    start, *rest = sent
+    headers_sent = {name.lower(): value for name, value in start["headers"]}
+    return start["status"], headers_sent, b"".join(message.get("body", b"") for message in rest)
 
 
 def test_nul_characters_that_a_tool_printed_do_not_stop_the_stream(engine: Any, launching_run: Run) -> None:
