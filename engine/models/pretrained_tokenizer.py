@@ -27,6 +27,7 @@ FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"
 """What stands for bytes that are no text, and for ids that the tokenizer does not have."""
 
+_NEIGHBOURLY = ("lstrip", "rstrip", "single_word")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -45,9 +46,13 @@ class PretrainedTokenizer:
         self._says_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
         self._alone = dict[int, str]()
         self.marks = _marks(folder, description)
+        self.marks_see_neighbours = any(
+            token.get(flag) for token in description.get("added_tokens") or [] for flag in _NEIGHBOURLY
+        )
         self.mark_pattern = pattern_of(self.marks)
         self._mark_of_id = {token: mark for mark, token in self.marks.items()}
-        self._secrets = {mark: f"\U0010fffe{secrets.token_hex(16)}" for mark in self.marks}
+        # Signs at both ends, so that a mark which must stand apart from words does so beside another.
+        self._secrets = {mark: f"\U0010fffe{secrets.token_hex(16)}\U0010fffe" for mark in self.marks}
         self._mark_of_secret = {secret: mark for mark, secret in self._secrets.items()}
         self.secret_pattern = pattern_of(self._mark_of_secret)
         self._encoder = _opened(folder, _with_secret_marks(description, self._secrets))
@@ -62,6 +67,8 @@ class PretrainedTokenizer:
 
     marks: dict[str, int]
     """Each mark's text and id."""
+    marks_see_neighbours: bool
+    """Whether a mark swallows white space beside it, or is none beside a word."""
     mark_pattern: re.Pattern[str]
     """The longest mark at a place, from left to right, as the tokenizer itself looks for them."""
     secret_pattern: re.Pattern[str]

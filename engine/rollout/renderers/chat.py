@@ -6,9 +6,10 @@ small conversation that ends with the same messages.  So what an episode appends
 whole conversation, as long as the template only appends; ``rewritten`` says where it does not (Qwen3 drops earlier
 thoughts when a user speaks again), and what then stands before the next turn.
 
-Pieces are encoded apart at the borders of turns: a turn that begins or ends with white space may be cut otherwise
-there than in the whole.  That is right, because it is what the policy read and wrote.  Sampled ids stand as they are,
-however the template would have spaced their JSON; ``rewritten`` compares what messages say.
+Pieces are cut at the borders of turns, and have the ids that they have in the whole (placed_text.py).  Only a turn that
+begins or ends with white space may be cut otherwise; that is right, because it is what the policy read and wrote.
+``check_cuts`` refuses a tokenizer with which no such cut is possible.  Sampled ids stand as they are, however the
+template would have spaced their JSON; ``rewritten`` compares what messages say.
 
 Text from outside is never a mark, and no text of the policy's is, unless it sampled the mark (template.py,
 pretrained_tokenizer.py).  Experience stands at the beginning of the first user's message, encoded by itself, so that
@@ -16,6 +17,7 @@ the prompt without those ids is the prompt without experience.
 """
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -25,8 +27,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
-from engine.models.refusal import FIELD, refused
+from engine.models.refusal import FIELD, ModelFolderRefused, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
+from engine.rollout.renderers.placed_text import PlacedEncoder
 from engine.rollout.renderers.template import ChatTemplate, Passage, TemplateRefused
 from engine.rollout.renderers.tool_calls import (
     FORMATS,
@@ -120,7 +123,7 @@ class ChatRenderer:
     def append_only(self) -> bool:
         """Found out by a conversation of two calls, with thoughts where the policy may think; of two answers where no
         call can be written."""
-        thought = "a" if self._may_think() else ""
+        thought = "a" if self.may_think else ""
         turn, read, tools = AssistantMessage("a", reasoning=thought), Message("user", "b"), tuple[ToolSchema, ...]()
         if self._format is not None:
             turn, tools = replace(_PROBED_CALL, reasoning=thought), (_PROBED_TOOL,)
@@ -142,6 +145,11 @@ class ChatRenderer:
         return next((name for name, form in FORMATS.items() if form is self._format), None)
 
     @property
+    def may_think(self) -> bool:
+        """Whether a turn may begin with a thought."""
+        return self._thinks and self._frame.prefilled != "closed-thought"
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 
@@ -161,7 +169,7 @@ class ChatRenderer:
         return begins, begins + len(self._experience_ids(experience))
 
     def bridge(self, messages: Sequence[Message]) -> list[int]:
-        return self.tokenizer.encode(self._bridge_text(messages))
+        return self._behind_turn.encode(self._bridge_text(messages))
 
     def rewritten(self, conversation: Conversation, turns: int = 1) -> Rewritten | None:
         *written, last = conversation.exchanges[-turns:]
@@ -265,10 +273,10 @@ class ChatRenderer:
         """Raises ValueError for a message that would not be read as what it says; a malformed one is such."""
         if (malformed := _malformed_in(message)) is not None:
             raise ValueError(f"a malformed message cannot be written: {malformed.reason}")
-        if message.reasoning.strip() and not self._may_think():
+        if message.reasoning.strip() and not self.may_think:
             raise ValueError("this model cannot write the message: its turns hold no thoughts (model.reasoning)")
         try:
-            token_ids = self.tokenizer.encode(self._turn_text(message))
+            token_ids = self._behind_header.encode(self._turn_text(message))
         except TemplateRefused as error:
             raise ValueError(f"this model cannot write the message: {error}") from error
         read = self.parse(token_ids, tools).message
@@ -280,7 +288,33 @@ class ChatRenderer:
 
     def quote(self, content: str) -> list[int]:
         """Raises ValueError where the template cannot write it."""
-        return self.tokenizer.encode(self._turn_text(AssistantMessage(content)))
+        return self._behind_header.encode(self._turn_text(AssistantMessage(content)))
+
+    def check_cuts(
+        self,
+        opening: Sequence[Message],
+        turn: AssistantMessage,
+        read: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+    ) -> None:
+        """Raises ModelFolderRefused where what is read and written turn by turn has other ids in the whole."""
+        written = self._written(self._documents([*opening, turn, *read]), tools, generation=True)
+        whole = self.tokenizer.encode(written)
+        marks = [self.tokenizer.shown(mark) for mark in self.tokenizer.secret_pattern.findall(written)]
+        if unread := Counter(marks) - Counter(self.tokenizer.marks_in(whole)):
+            raise self._uncut(f"the tokenizer reads no mark where the chat template writes {next(iter(unread))!r}")
+        try:
+            turn_ids = self.write(turn, tools)
+        except ValueError as error:
+            raise self._uncut(str(error)) from error
+        apart = [*self.prompt(opening, tools), *turn_ids, *self.bridge(read)]
+        exchange = Exchange(tuple(turn_ids), Parsed(turn, 0), tuple(read))
+        if apart != whole and self.rewritten(Conversation(tuple(opening), tuple(tools), (), (exchange,))) is None:
+            raise self._uncut("the tokenizer cuts a conversation otherwise than its turns and what stands between them")
+
+    def _uncut(self, message: str) -> ModelFolderRefused:
+        remedy = "use a model whose tokenizer can cut between the turns of its template, e.g. Qwen's or Llama's"
+        return refused(FIELD, str(self.tokenizer.folder), message, remedy)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.text(token_ids)
@@ -288,8 +322,14 @@ class ChatRenderer:
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         return self.tokenizer.pieces(token_ids)
 
-    def _may_think(self) -> bool:
-        return self._thinks and self._frame.prefilled != "closed-thought"
+    @cached_property
+    def _behind_header(self) -> PlacedEncoder:
+        """Encodes what the policy writes, and what stands behind a user's header, which ends likewise."""
+        return PlacedEncoder(self.tokenizer, self._written([USER], [], generation=True))
+
+    @cached_property
+    def _behind_turn(self) -> PlacedEncoder:
+        return PlacedEncoder(self.tokenizer, self._frame.before + "a" + self._frame.end)
 
     # What is written
 
@@ -419,7 +459,7 @@ class ChatRenderer:
     # Experience
 
     def _experience_ids(self, experience: Sequence[str]) -> list[int]:
-        return self.tokenizer.encode("<EXP>" + "\n".join(experience) + "</EXP>\n") if experience else []
+        return self._behind_header.encode("<EXP>" + "\n".join(experience) + "</EXP>\n") if experience else []
 
     def _experience_begins(self, conversation: Messages, tools: Sequence[ToolSchema]) -> int:
         """The id before which the first user's text begins: the last that begins there or before."""

@@ -11,13 +11,15 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.models.refusal import FIELD, ModelFolderRefused
-from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
 from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.model import Reasoning, ToolCallFormat
 from engine.spec.problems import Problem
+
+if TYPE_CHECKING:
+    from engine.rollout.renderers.chat import ChatRenderer
 
 MOST_SECONDS = 30
 """The limit of processor time, and twice that by the clock."""
@@ -62,15 +64,15 @@ def problem_here(folder: Path, tool_calls: ToolCallFormat, reasoning: Reasoning,
     return None
 
 
-def _talk(renderer: Renderer, tools: tuple[ToolSchema, ...]) -> None:
-    opening = [Message("user", "What is 3 + 4?")]
-    turn = AssistantMessage.calling("python", {"code": "print(3 + 4)"}) if tools else AssistantMessage("7")
-    reply = [Message("tool", "7", "python")] if tools else [Message("user", "And 4 + 3?")]
+def _talk(renderer: "ChatRenderer", tools: tuple[ToolSchema, ...]) -> None:
+    opening, answer, again = [Message("user", "What is 3 + 4?")], AssistantMessage("7"), [Message("user", "And 4 + 3?")]
     renderer.prompt(opening, tools, ["Add."])
     renderer.experience_span(opening, tools, ["Add."])
-    renderer.bridge(reply)
-    exchange = Exchange((), Parsed(turn, 0), tuple(reply))
-    renderer.rewritten(Conversation(tuple(opening), tools, (), (exchange,)))
+    renderer.check_cuts(opening, answer, again)
+    if tools:
+        thought = "Sum." if renderer.may_think else ""
+        call = AssistantMessage.calling("python", {"code": "print(3 + 4)"}, reasoning=thought)
+        renderer.check_cuts(opening, call, [Message("tool", "7", "python")], tools)
 
 
 def _limit_this_process() -> None:

@@ -122,7 +122,7 @@ class Play:
 
     def reference(self, conversation) -> list[int]:
         """What transformers makes of it with the model's own tokenizer and template."""
-        return transformers_tokenizer(self.name).apply_chat_template(
+        return self.transformers_tokenizer().apply_chat_template(
             [document for message in conversation for document in self.documents(message)],
             tools=[described(tool) for tool in self.tools] if self.tools and self.native else None,
             add_generation_prompt=True,
@@ -130,6 +130,9 @@ class Play:
             date_string="26 Jul 2024",
             **self.variables,
         )
+
+    def transformers_tokenizer(self):
+        return transformers_tokenizer(self.name)
 
     def documents(self, message):
         if isinstance(message, Message):
