@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.models.described_weights import REMEDY, weights_problem
 from engine.models.folder import ModelFolder, opened_folder
+from engine.models.pretrained_tokenizer import shown_characters
 from engine.models.refusal import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.chat import chat_renderer
@@ -20,6 +21,7 @@ from engine.spec.problems import Problem
 
 FIELD = "folder"
 ADAPTER = "adapter_config.json"
+PRINTABLE = "".join(map(chr, range(32, 127))) + "\n\t"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -42,7 +44,12 @@ def in_words(report: ModelReport) -> str:
     if report.problem is not None:
         return str(Problem(**dict(report.problem)))
     context = f"{report.context_tokens} tokens" if report.context_tokens else "a context that its config does not name"
-    return f"fine. {report.architecture}: {report.parameters} parameters, {report.dtype}, {context}, {report.template}"
+    lost = report.lost_characters
+    without = f"; its tokenizer cannot hold {shown_characters(lost)}: prompts lose them" if lost else ""
+    return (
+        f"fine. {report.architecture}: {report.parameters} parameters, {report.dtype}, {context}, {report.template}"
+        f"{without}"
+    )
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -72,12 +79,14 @@ def _report(folder: ModelFolder) -> ModelReport:
     weights: Counter[str] = Counter()
     for tensor in folder.tensors.values():
         weights[tensor.dtype] += tensor.elements
+    renderer = chat_renderer(folder.path)
     return ModelReport(
         architecture=architecture[:200],
         parameters=folder.parameters,
         context_tokens=folder.longest_context,
         dtype=_DTYPES[weights.most_common(1)[0][0]] if weights else "",
-        template=chat_renderer(folder.path).call_format or "code-fence",
+        template=renderer.call_format or "code-fence",
+        lost_characters=renderer.tokenizer.lost_in(PRINTABLE),
     )
 
 

@@ -13,6 +13,7 @@ chat_template.jinja.  No code of the folder runs; neither torch nor transformers
 import json
 import re
 import secrets
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -45,6 +46,7 @@ class PretrainedTokenizer:
         # Bytes one after the other: a token that is whole characters says by itself what it says among others.
         self._says_bytes = isinstance(self._tokenizer.decoder, ByteLevel)
         self._alone = dict[int, str]()
+        self._is_held = dict[str, bool]()
         self.marks = _marks(folder, description)
         self.marks_see_neighbours = any(
             token.get(flag) for token in description.get("added_tokens") or [] for flag in _NEIGHBOURLY
@@ -128,6 +130,15 @@ class PretrainedTokenizer:
     def text(self, token_ids: Sequence[int]) -> str:
         """The pieces as one.  Marks appear by name in it: a parser that must tell them from text asks ``mark_of``."""
         return "".join(self.pieces(token_ids))
+
+    def lost_in(self, text: str) -> str:
+        """The characters of ``text`` that it has no tokens for, or brings into another form than Unicode's own."""
+        characters = set(text)
+        for character in characters - self._is_held.keys():
+            among_others = f"a{character}a"
+            read = self.text(self.encode(among_others))
+            self._is_held[character] = unicode_form(read).strip() == unicode_form(among_others)
+        return "".join(sorted(character for character in characters if not self._is_held[character]))
 
     def mark_of(self, token_id: int) -> str | None:
         return self._mark_of_id.get(token_id)
@@ -224,6 +235,19 @@ class PretrainedTokenizer:
                     f"the vocabulary holds the mark {mark!r} as ordinary text too, so that any text could forge it",
                     "use a model whose tokenizer.json lists its marks as added_tokens only",
                 )
+
+
+def unicode_form(text: str) -> str:
+    """The same for texts that differ in how Unicode composes their characters (NFKC), which tokenizers may change."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", _SURROGATES.sub(REPLACEMENT, text))
+
+
+def shown_characters(characters: str) -> str:
+    """For people: those that can be printed as they are; at most 40."""
+    shown = " ".join(
+        character if character.isprintable() and character != " " else ascii(character) for character in characters[:40]
+    )
+    return shown if len(characters) <= 40 else f"{shown} and {len(characters) - 40} others"
 
 
 def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -70,10 +70,24 @@ def _text_reader(data: Text, model: Model) -> Read:
         tokenizer = tokenizer_for(origin.model.vocabulary)
         return lambda line, number: _spelled(text_in(line, number, data.field), number, data.field, tokenizer)
     assert origin.weights is not None  # a pretrained model has a folder
-    first, last, encode = _marks_around(origin.weights)
+    return _pretrained_reader(data.field, origin.weights)
+
+
+def _pretrained_reader(field: str, folder: Path) -> Read:
+    """Puts the tokenizer's own beginning before each text, where it has one, and its end behind it."""
+    from engine.models.pretrained_tokenizer import PretrainedTokenizer, shown_characters
+
+    tokenizer = PretrainedTokenizer(folder)
+    begin, end = tokenizer.special_texts.get("bos_token"), tokenizer.special_texts.get("eos_token")
+    first = [tokenizer.marks[begin]] if begin in tokenizer.marks else []
+    last = [tokenizer.marks[end]] if end in tokenizer.marks else [min(tokenizer.stop_ids)]
 
     def read(line: str, number: int) -> Sequences:
-        ids = [*first, *encode(text_in(line, number, data.field)), *last]
+        text = text_in(line, number, field)
+        if lost := tokenizer.lost_in(text):
+            problem = f"the model's tokenizer cannot hold {shown_characters(lost)}"
+            raise _refused(number, field, text, problem, "leave it out, or train a model whose tokenizer can")
+        ids = [*first, *tokenizer.encode(text), *last]
         return [(ids, [False, *[True] * (len(ids) - 1)])]
 
     return read
@@ -88,17 +102,6 @@ def _spelled(text: str, number: int, field: str, tokenizer: Tokenizer) -> Sequen
         raise _refused(number, field, text, problem, "leave it out, or train a pretrained model")
     ids = [tokenizer.bos, *ids, tokenizer.eos]
     return [(ids, [False, *[True] * (len(ids) - 1)])]
-
-
-def _marks_around(folder: Path) -> tuple[list[int], list[int], Callable[[str], list[int]]]:
-    """What stands before and behind each text: the tokenizer's own beginning, where it has one, and its end."""
-    from engine.models.pretrained_tokenizer import PretrainedTokenizer
-
-    tokenizer = PretrainedTokenizer(folder)
-    begin, end = tokenizer.special_texts.get("bos_token"), tokenizer.special_texts.get("eos_token")
-    first = [tokenizer.marks[begin]] if begin in tokenizer.marks else []
-    last = [tokenizer.marks[end]] if end in tokenizer.marks else [min(tokenizer.stop_ids)]
-    return first, last, tokenizer.encode
 
 
 def _example(field: str) -> str:

@@ -26,3 +26,5 @@ class ModelReport(Strict):
     """The type of most weights."""
     template: str = ""
     """The form in which its chat template writes tool calls; ``code-fence`` where it writes none."""
+    lost_characters: str = ""
+    """Printable ones of ASCII, newline and tab that its tokenizer cannot hold: prompts would lose them."""

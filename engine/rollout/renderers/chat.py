@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
+from engine.models.pretrained_tokenizer import (
+    REPLACEMENT,
+    PretrainedTokenizer,
+    pattern_of,
+    shown_characters,
+    unicode_form,
+)
 from engine.models.refusal import FIELD, ModelFolderRefused, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
 from engine.rollout.renderers.placed_text import PlacedEncoder
@@ -270,7 +276,8 @@ class ChatRenderer:
         return Settled(thought.reasoning.text.strip(), content)
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
-        """Raises ValueError for a message that would not be read as what it says; a malformed one is such."""
+        """Raises ValueError for a message that would not be read as what it says: one that is malformed, or holds
+        characters that the tokenizer does not."""
         if (malformed := _malformed_in(message)) is not None:
             raise ValueError(f"a malformed message cannot be written: {malformed.reason}")
         if message.reasoning.strip() and not self.may_think:
@@ -280,10 +287,8 @@ class ChatRenderer:
         except TemplateRefused as error:
             raise ValueError(f"this model cannot write the message: {error}") from error
         read = self.parse(token_ids, tools).message
-        if self._meaning(read) != self._meaning(message):
-            malformed = _malformed_in(read)
-            reason = malformed.reason if malformed is not None else "it would be read as another message"
-            raise ValueError(f"this model cannot write the message: {reason}")
+        if _meaning(read) != _meaning(message):
+            raise ValueError(f"this model cannot write the message: {self._why_another(message, read)}")
         return token_ids
 
     def quote(self, content: str) -> list[int]:
@@ -531,11 +536,12 @@ class ChatRenderer:
             return unreadable_call(spoken, reason, message.requests[0].name)
         return message
 
-    def _meaning(self, message: AssistantMessage) -> str:
-        """What a message says, in the text that the tokenizer can hold: some normalise what they encode."""
-        calls = [[request.name, dict(request.arguments)] for request in message.requests]
-        meaning = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
-        return self.text(self.tokenizer.encode(json.dumps(meaning, ensure_ascii=False, sort_keys=True)))
+    def _why_another(self, message: AssistantMessage, read: AssistantMessage) -> str:
+        calls = [request.name + json.dumps(dict(request.arguments), ensure_ascii=False) for request in message.requests]
+        if lost := self.tokenizer.lost_in("".join((message.content, message.reasoning, *calls))):
+            return f"its tokenizer cannot hold {shown_characters(lost)}"
+        malformed = _malformed_in(read)
+        return malformed.reason if malformed is not None else "it would be read as another message"
 
     def _chosen_format(self, tool_calls: ToolCallFormat) -> CallFormat | None:
         """The format by name; of ``auto`` the one which reads what the template writes, if there is one."""
@@ -581,6 +587,14 @@ def _malformed_in(message: AssistantMessage) -> Malformed | None:
     """Why the message, or a call of it, cannot be read."""
     malformed = (message.malformed, *(request.malformed for request in message.requests))
     return next((problem for problem in malformed if problem is not None), None)
+
+
+def _meaning(message: AssistantMessage) -> str:
+    """What a message says, however Unicode composes it."""
+    calls = [[request.name, dict(request.arguments)] for request in message.requests]
+    texts = [unicode_form(text).strip() for text in (message.content, message.reasoning)]
+    meaning = [*texts, calls, _malformed_in(message) is not None]
+    return unicode_form(json.dumps(meaning, ensure_ascii=False, sort_keys=True))
 
 
 def _role(message: Message | AssistantMessage) -> str:

@@ -11,9 +11,10 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any
 
-from engine.models.refusal import FIELD, ModelFolderRefused
+from engine.models.refusal import FIELD, ModelFolderRefused, refused
 from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.model import Reasoning, ToolCallFormat
 from engine.spec.problems import Problem
@@ -56,12 +57,22 @@ def problem_here(folder: Path, tool_calls: ToolCallFormat, reasoning: Reasoning,
     from engine.rollout.renderers.template import TemplateRefused
 
     try:
-        _talk(chat_renderer(folder, tool_calls=tool_calls, reasoning=reasoning), _TOOLS if tools else ())
+        renderer = chat_renderer(folder, tool_calls=tool_calls, reasoning=reasoning)
+        _check_letters(renderer)
+        _talk(renderer, _TOOLS if tools else ())
     except ModelFolderRefused as error:
         return error.problem
     except TemplateRefused as error:
         return Problem(FIELD, str(folder), str(error), _TAKE_ANOTHER)
     return None
+
+
+def _check_letters(renderer: "ChatRenderer") -> None:
+    if lost := renderer.tokenizer.lost_in(ascii_letters + digits):
+        message = (
+            f"its tokenizer cannot hold the characters {' '.join(lost)}: no text would be read or learned as it is"
+        )
+        raise refused(FIELD, str(renderer.tokenizer.folder), message, _TAKE_ANOTHER)
 
 
 def _talk(renderer: "ChatRenderer", tools: tuple[ToolSchema, ...]) -> None:

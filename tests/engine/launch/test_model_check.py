@@ -92,6 +92,18 @@ def test_a_folder_with_something_wrong_names_the_file(folder: Path, name: str, c
     assert str(folder.parent) not in str(problem.value)
 
 
+def test_printable_characters_that_the_tokenizer_cannot_hold_are_reported(folder: Path) -> None:
+    assert checked(folder).lost_characters == ""
+    assert "cannot hold" not in check(folder).stdout
+    description = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = description["model"]["vocab"]
+    for character in "^~":
+        vocabulary[f"unused {character}"] = vocabulary.pop(character)
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    assert checked(folder).lost_characters == "^~"
+    assert check(folder).stdout.rstrip().endswith("hermes; its tokenizer cannot hold ^ ~: prompts lose them")
+
+
 def test_a_tokenizer_beyond_the_network_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10}))
