@@ -5,7 +5,8 @@
      "tools": [{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}]}
 
 The form is that of OpenAI's chat API: arguments of calls are an object, or the JSON text of one; thoughts stand in
-``reasoning_content``; tools answer in the order of the calls, and ``is_error`` says that a call failed.
+``reasoning_content``; tools answer in the order of the calls, and ``is_error`` says that a call failed.  Thoughts and
+calls may also be spelled in the content, in the form of the model (spelled_frames.py).
 ``documents_in`` refuses what it does not understand with line, field and remedy, and guesses nothing.
 ``supervised_sequences`` gives a document's ids by the model's own renderer, with the turns that are trained: what an
 assistant wrote, its end mark included, and nothing that it read.
@@ -20,7 +21,8 @@ from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
-from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.contract import Renderer, SpelledMark
+from engine.rollout.renderers.tool_calls import spelled_calls
 from engine.rollout.transcript import Transcript
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.problems import Problem
@@ -90,8 +92,9 @@ def supervised_sequences(
     The masks leave turns untrained whose call failed, and those that Rel(k) finds (ALE, eq. 2).
 
     A sequence in which nothing would be trained is left out.  Raises DocumentRefused where the model cannot write the
-    document.
+    document.  Thoughts and calls that an assistant's content spells are its thoughts and calls (``Renderer.split``).
     """
+    document = _split(document, renderer)
     opening, *exchanges = _exchanges(document.conversation)
     written = _attempted(document, 0, lambda: Transcript(renderer, opening.read, document.tools))
     for exchange in exchanges:
@@ -106,6 +109,30 @@ def supervised_sequences(
         ]
     )
     return [sequence for sequence in _sequences(written, trains) if any(sequence.trained)]
+
+
+def _split(document: ChatDocument, renderer: Renderer) -> ChatDocument:
+    conversation = [
+        _split_turn(message, document, place, renderer) if isinstance(message, AssistantMessage) else message
+        for place, message in enumerate(document.conversation)
+    ]
+    due = 0
+    for place, message in enumerate(conversation):
+        if isinstance(message, AssistantMessage):
+            due = len(message.requests)
+        elif message.role == "tool":
+            due -= 1
+            if due < 0:
+                raise _refused(document.line, f"messages[{place}].role", "tool", "it answers no call", _CALLED)
+    return replace(document, conversation=tuple(conversation))
+
+
+def _split_turn(message: AssistantMessage, document: ChatDocument, place: int, renderer: Renderer) -> AssistantMessage:
+    try:
+        return renderer.split(message, document.tools)
+    except SpelledMark as error:
+        value = message.content if error.field == "content" else message.reasoning
+        raise _refused(document.line, f"messages[{place}].{error.field}", value, str(error), error.remedy) from error
 
 
 _REMEDY = "leave the document out, or use a model whose template can write it"
@@ -189,9 +216,9 @@ def _document(content: Any, line: int) -> ChatDocument:
     messages = reader.entries("messages", document.get("messages"))
     conversation = [reader.message(f"messages[{place}]", entry) for place, entry in enumerate(messages)]
     reader.check_order(conversation)
-    reader.check_replies(messages)
     tools = reader.entries("tools", document.get("tools") or [])
     schemas = [reader.tool(f"tools[{place}]", entry) for place, entry in enumerate(tools)]
+    reader.check_replies(messages, [schema.name for schema in schemas])
     failed = frozenset(place for place, entry in enumerate(messages) if reader.failed(f"messages[{place}]", entry))
     return ChatDocument(tuple(conversation), tuple(schemas), line, failed)
 
@@ -266,12 +293,14 @@ class _Reader:
             if isinstance(message, AssistantMessage) and isinstance(previous, AssistantMessage):
                 raise _refused(self.line, f"messages[{place}]", "assistant", "two turns follow each other", _BETWEEN)
 
-    def check_replies(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Each message of a tool answers the call at its place of the turn before."""
+    def check_replies(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> None:
+        """Each message of a tool answers the call at its place of the turn before, which may only be spelled."""
         due = list[Any]()
         for place, message in enumerate(messages):
             if message["role"] != "tool":
                 due = [call.get("id") for call in message.get("tool_calls") or []]
+                if not due and message["role"] == "assistant":
+                    due = [None] * spelled_calls(message["content"], tools)
                 continue
             if not due:
                 raise _refused(self.line, f"messages[{place}].role", "tool", "it answers no call", _CALLED)

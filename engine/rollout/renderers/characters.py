@@ -104,6 +104,10 @@ class CharacterRenderer:
         call = tokenizer.encode(_call_text(message.requests[0], tools))
         return [*before, tokenizer.tool_open, *call, tokenizer.tool_close]
 
+    def split(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> AssistantMessage:
+        """The message as it is: no text spells a mark of this alphabet."""
+        return message
+
     def quote(self, content: str) -> list[int]:
         return self.write(AssistantMessage(content), [])
 

@@ -36,6 +36,7 @@ from engine.models.pretrained_tokenizer import (
 from engine.models.refusal import FIELD, ModelFolderRefused, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
 from engine.rollout.renderers.placed_text import PlacedEncoder
+from engine.rollout.renderers.spelled_frames import THINK, THOUGHT, SpelledFrames
 from engine.rollout.renderers.template import ChatTemplate, Passage, TemplateRefused
 from engine.rollout.renderers.tool_calls import (
     FORMATS,
@@ -55,7 +56,6 @@ Messages = Sequence[Message | AssistantMessage]
 MOST_STAND_INS, SHORT_NAMES = 256, 256
 """Turns, by the names of the tools that they call, of so many characters together, that are kept to write what may
 stand behind them."""
-THINK, THOUGHT = "<think>", "</think>"
 _PROBED_CALL = AssistantMessage.calling("probe", {"a": "b"})
 _PROBED_TOOL = ToolSchema.of_text("probe", "a")
 _INSERTIONS = range(0x10FF00, 0x10FFFE)
@@ -108,7 +108,8 @@ class ChatRenderer:
     ) -> None:
         source = tokenizer.chat_template()
         self.tokenizer, self._template = tokenizer, ChatTemplate(source, tokenizer)
-        self._thinks = THINK in source and reasoning != "off"
+        self._writes_thoughts = THINK in source
+        self._thinks = self._writes_thoughts and reasoning != "off"
         if reasoning == "on" and not self._thinks:
             raise refused("model.reasoning", reasoning, "the chat template knows no thoughts", "use auto or off")
         self._variables: dict[str, Hashable] = {} if reasoning == "auto" else {"enable_thinking": reasoning == "on"}
@@ -290,6 +291,21 @@ class ChatRenderer:
         if _meaning(read) != _meaning(message):
             raise ValueError(f"this model cannot write the message: {self._why_another(message, read)}")
         return token_ids
+
+    def split(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> AssistantMessage:
+        return self._spelled_frames.split(message, tools)
+
+    @cached_property
+    def _spelled_frames(self) -> SpelledFrames:
+        own = self._format.frames if self._format is not None else ()
+        frames = [frame for form in FORMATS.values() for frame in form.frames]
+        return SpelledFrames(
+            thoughts=self._writes_thoughts or THINK in self.tokenizer.marks,
+            may_think=self.may_think,
+            begins_thought=self._frame.prefilled == "open-thought",
+            calls=[frame for frame in frames if frame in own or frame in self.tokenizer.marks],
+            read=self._message,
+        )
 
     def quote(self, content: str) -> list[int]:
         """Raises ValueError where the template cannot write it."""

@@ -68,6 +68,14 @@ class Rewritten:
     """Where ``token_ids`` hold the experience, half open; None where they hold none."""
 
 
+class SpelledMark(ValueError):
+    """What an assistant's message spells is the model's mark of a thought or a call, and cannot be read as one."""
+
+    def __init__(self, field: str, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.field, self.remedy = field, remedy
+
+
 class Renderer(Protocol):
     @property
     def append_only(self) -> bool:
@@ -125,6 +133,13 @@ class Renderer(Protocol):
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
         """Return what a policy that means ``message`` writes.  The inverse of ``parse``; demonstrations are made so."""
+        ...
+
+    def split(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> AssistantMessage:
+        """Return the message with the thought and the calls that its content spells as its own.
+
+        Raises SpelledMark where it spells a mark of either that is not read so.
+        """
         ...
 
     def quote(self, content: str) -> list[int]:

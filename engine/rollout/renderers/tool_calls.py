@@ -159,6 +159,12 @@ def _fence_opening(tools: Sequence[str]) -> re.Pattern[str]:
     return re.compile(rf"^```({names})[ \t]*\n", re.MULTILINE)
 
 
+def spelled_calls(text: str, tools: Sequence[str]) -> int:
+    """How many calls the text may spell, in whatever form; which of them are calls, a model's form decides."""
+    signs = [text.count(form.frames[0]) for form in FORMATS.values() if form.frames]
+    return max(*signs, len(_fence_opening(tools).findall(text)), _looks_like_call(text))
+
+
 def without_head_of(openings: Sequence[str], turn: Reading) -> Reading:
     """The text but for an end with which one of ``openings`` may begin."""
     longest = max(map(len, openings), default=1) - 1

@@ -3,7 +3,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from transformers import AutoTokenizer
 
+from engine.models.tokenizer import tokenizer_for
 from engine.rollout.chat_documents import (
     ChatDocument,
     DocumentRefused,
@@ -11,6 +13,7 @@ from engine.rollout.chat_documents import (
     documents_in,
     supervised_sequences,
 )
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import ChatRenderer, chat_renderer
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
 from tests.engine.rollout.renderers.model_folders import write_folder
@@ -223,3 +226,134 @@ def test_only_a_tool_says_that_its_call_failed_and_by_a_truth_value(message, rep
 def test_the_form_of_sharegpt_is_refused_with_how_to_write_it():
     with pytest.raises(DocumentRefused, match="this is the form of ShareGPT; .*human -> user, gpt -> assistant"):
         list(documents_in([json.dumps({"conversations": [{"from": "human", "value": "Hi"}]})]))
+
+
+SPELLED_CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>'
+SPELLED_THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def document_of(*contents: str, tools=(PYTHON,), replied="user", **entries) -> ChatDocument:
+    """An assistant says the contents, to a user and to what ``replied`` says behind each but the last."""
+    messages = [{"role": "user", "content": "a"}]
+    for content in contents:
+        messages += [{"role": "assistant", "content": content, **entries}, {"role": replied, "content": "b"}]
+    functions = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
+                                                   "parameters": dict(tool.parameters)}} for tool in tools]  # fmt: skip
+    (document,) = documents_in([json.dumps({"messages": messages[:-1], "tools": functions})])
+    return document
+
+
+def speaking(tmp_path, name: str, **choices) -> ChatRenderer:
+    return chat_renderer(write_folder(tmp_path, name), **choices)
+
+
+def test_a_thought_that_stands_in_the_content_is_learned_with_the_marks_that_transformers_gives_it(tmp_path):
+    speak = speaking(tmp_path, "qwen3")
+    answers = [f"{SPELLED_THOUGHT}Hello!", "<think>so</think>There."]
+    sequences = supervised_sequences(document_of(*answers, tools=()), speak)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    for sequence, turns in zip(sequences, (1, 2), strict=True):
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answers[0]},
+                {"role": "user", "content": "b"}, {"role": "assistant", "content": answers[1]}]  # fmt: skip
+        whole = reference.apply_chat_template(talk[: 2 * turns], return_dict=False)
+        assert sequence.token_ids == whole[: len(sequence.token_ids)]
+        assert speak.tokenizer.marks["<think>"] in sequence.token_ids
+    assert [trained_text(speak, sequence).startswith("<think>") for sequence in sequences] == [True, True]
+
+
+@pytest.mark.parametrize("thought", ["", SPELLED_THOUGHT])
+def test_a_call_that_stands_in_the_content_is_learned_as_the_call_that_it_is(qwen3, thought):
+    spelled = document_of(f"{thought}I try. {SPELLED_CALL}", "1", replied="tool")
+    call = AssistantMessage("I try.", AssistantMessage.calling("python", {"code": "print(1)"}).requests,
+                            reasoning="hm" if thought else "")  # fmt: skip
+    conversation = (Message("user", "a"), call, Message("tool", "b"), AssistantMessage("1"))
+    assert supervised_sequences(spelled, qwen3) == supervised_sequences(ChatDocument(conversation, (PYTHON,)), qwen3)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "content"),
+    [
+        ("llama3", "auto", '<|python_tag|>{"name": "python", "parameters": {"code": "1"}}'),
+        ("llama3", "auto", '{"name": "python", "parameters": {"code": "1"}}'),
+        ("llama3", "code-fence", "```python\n1\n```"),
+        ("qwen2.5", "hermes", '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'),
+    ],
+)
+def test_each_form_of_calls_may_stand_in_the_content(tmp_path, name, form, content):
+    speak = speaking(tmp_path, name, tool_calls=form)
+    call = AssistantMessage.calling("python", {"code": "1"})
+    conversation = (Message("user", "a"), call, Message("tool", "b"), AssistantMessage("1"))
+    spelled = document_of(content, "1", replied="tool")
+    assert supervised_sequences(spelled, speak) == supervised_sequences(ChatDocument(conversation, (PYTHON,)), speak)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "content", "thought"),
+    [
+        ("deepseekv3", {"tool_calls": "code-fence"}, "hm\n</think>\n\nHello", "hm"),
+        ("qwen3", {"reasoning": "off"}, "<think>\n\n</think>\n\nHello", ""),
+    ],
+)
+def test_what_a_template_begins_of_a_thought_need_not_stand_in_the_content(tmp_path, name, choices, content, thought):
+    speak = speaking(tmp_path, name, **choices)
+    assert speak.split(AssistantMessage(content), ()) == AssistantMessage("Hello", reasoning=thought)
+
+
+@pytest.mark.parametrize(
+    ("content", "choices", "reason", "remedy"),
+    [
+        ("Hi <think>hm</think>", {}, "it spells <think>.*no thought is read there", "into reasoning_content"),
+        ("<think>hm", {}, "it spells <think>", "into reasoning_content"),
+        ("hm</think>Hi", {}, "it spells </think>", "into reasoning_content"),
+        ("<think>a<think>b</think>Hi", {}, "stands within a thought", "into reasoning_content"),
+        ("<think>a</think>b</think>Hi", {}, "it spells </think>", "into reasoning_content"),
+        (f"{SPELLED_THOUGHT}Hi", {"reasoning": "off"}, "turns hold none", "leave the thought out"),
+        ("a </tool_call>", {}, "cannot be read: a call is closed that was not opened", "into tool_calls"),
+        ("<tool_call>{}</tool_call>", {}, "cannot be read: the call names no tool", "into tool_calls"),
+        (f"{SPELLED_CALL} Done.", {}, "there is text behind a call", "into tool_calls"),
+        (SPELLED_CALL.replace("python", "add"), {}, "a call of add, which tools does not declare", "declare the tool"),
+        (SPELLED_CALL, {"tool_calls": "code-fence"}, "it spells <tool_call>.*no call is read", "into tool_calls"),
+    ],
+)
+def test_what_only_spells_a_mark_of_thoughts_or_calls_is_refused_by_field(tmp_path, content, choices, reason, remedy):
+    speak = speaking(tmp_path, "qwen3", **choices)
+    with pytest.raises(DocumentRefused, match=rf"line 1: messages\[1\].content = .*{reason}.*{remedy}"):
+        supervised_sequences(document_of(content), speak)
+
+
+def test_calls_without_declared_tools_and_beside_others_are_refused(qwen3):
+    with pytest.raises(DocumentRefused, match=r"messages\[1\].content = .*tools declares nothing"):
+        supervised_sequences(document_of(SPELLED_CALL, tools=()), qwen3)
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": "1"}}}
+    with pytest.raises(DocumentRefused, match=r"messages\[1\].content = .*it spells <tool_call>"):
+        supervised_sequences(document_of(SPELLED_CALL, tool_calls=[call]), qwen3)
+    with pytest.raises(DocumentRefused, match=r"messages\[1\].content = .*beside reasoning_content; give one"):
+        supervised_sequences(document_of(f"{SPELLED_THOUGHT}Hi", reasoning_content="so"), qwen3)
+    with pytest.raises(DocumentRefused, match=r"messages\[1\].reasoning_content = '<think>so</think>': it spells"):
+        supervised_sequences(document_of("Hi", reasoning_content="<think>so</think>"), qwen3)
+
+
+def test_marks_that_the_model_does_not_have_are_text(tmp_path):
+    speak = speaking(tmp_path, "llama3")
+    content = f"{SPELLED_THOUGHT}{SPELLED_CALL} are marks of others, and <|eot_id|> ends no turn here."
+    (sequence,) = supervised_sequences(document_of(content), speak)
+    assert content in trained_text(speak, sequence)
+
+
+def test_a_tools_message_behind_text_that_is_no_call_of_this_model_is_refused(tmp_path):
+    with pytest.raises(DocumentRefused, match=r"line 1: messages\[2\].role = 'tool': it answers no call"):
+        supervised_sequences(document_of(SPELLED_CALL, "1", replied="tool"), speaking(tmp_path, "llama3"))
+    with pytest.raises(DocumentRefused, match=r"line 1: messages\[2\].role = 'tool': it answers no call"):
+        document_of("I call nothing.", "1", replied="tool")
+
+
+def test_what_others_say_may_spell_any_mark(qwen3):
+    messages = [{"role": "user", "content": f"{SPELLED_THOUGHT} {SPELLED_CALL}"}, PHRASE]
+    (document,) = documents_in([json.dumps({"messages": messages})])
+    assert supervised_sequences(document, qwen3)
+
+
+def test_the_built_in_alphabet_has_no_marks_that_text_could_spell():
+    speak = CharacterRenderer(tokenizer_for("characters"), reasoning=True)
+    message = AssistantMessage(f"{SPELLED_THOUGHT}{SPELLED_CALL}")
+    assert speak.split(message, (PYTHON,)) == message
