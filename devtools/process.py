@@ -38,8 +38,6 @@ class Service:
     """Clears away what a dead predecessor left."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 10.0
-    withheld: frozenset[str] = frozenset()
-    """Environment variables that it does not get."""
     inherits: tuple[int, ...] = ()
     """File descriptors that it gets, by the same numbers."""
 
@@ -54,7 +52,7 @@ class ServiceProcess:
         self.quick_deaths = 0
         self.ready = False
         self.started_at = 0.0
-        self._environment = {name: value for name, value in environment.items() if name not in service.withheld}
+        self._environment = environment
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._start_again_at: float | None = None

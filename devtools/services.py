@@ -59,12 +59,11 @@ def _ray(home: Home, ports: dict[str, int]) -> Service:
     url = f"http://127.0.0.1:{ports['dashboard-port']}"
     return Service(
         name="ray",
-        command=ray_head.head_command(ports, temporary),
+        # Engines run beside code that nobody trusts: Ray and what it starts get what jobs get, and no more.
+        command=[sys.executable, "-m", "workers.engine_environment", *ray_head.head_command(ports, temporary)[2:]],
         is_ready=lambda: ray_head.answers(url, token),
         before_start=lambda: ray_head.forget_dead_head(temporary),
         stop_timeout_s=15,
-        # Engines run beside code that nobody trusts; they reach the service over HTTP only.
-        withheld=frozenset({"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}),
     )
 
 

@@ -41,6 +41,7 @@ from pydantic import BaseModel, ValidationError  # noqa: E402
 from engine.spec.chat import CHAT_OUTPUT, New, Stop  # noqa: E402
 from webapp.conversations.log import BY_PEOPLE, append, unanswered  # noqa: E402
 from webapp.conversations.models import WITH_PROCESS, Conversation, Entry, State  # noqa: E402
+from workers.engine_environment import ENGINE, PLAYERS, passed_on  # noqa: E402
 
 LOOK_EVERY_S = 0.2
 IDLE_S = 600.0
@@ -50,7 +51,6 @@ LONGEST_LINE = 32 * 2**20
 """Bytes of a line that is read from a process; all that it says is shorter."""
 LOCK = 0x70616C63
 """The advisory lock of the host."""
-_WITHHELD = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
 _STATES = {"ready": State.READY, "reading": State.ANSWERING, "finished": State.READY, "failed": State.READY}
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class ChatProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self.process = subprocess.Popen(
             _command(conversation), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            cwd=settings.ROOT, env={name: value for name, value in os.environ.items() if name not in _WITHHELD},
+            cwd=settings.ROOT, env=passed_on(PLAYERS if conversation.with_tools else ENGINE),
         )  # fmt: skip
         self._reader = Thread(target=self._read, name=f"chat-{conversation.id}", daemon=True)
         self._reader.start()

@@ -11,7 +11,7 @@ from functools import partial
 
 from django.conf import settings
 
-_NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
+from workers.engine_environment import ENGINE, passed_on
 
 
 class EngineFailed(Exception):
@@ -20,10 +20,9 @@ class EngineFailed(Exception):
 
 def output_of(arguments: Sequence[str], *, seconds: float, most_bytes: int) -> bytes:
     """What ``python -m ARGUMENTS`` prints.  Raises EngineFailed where it takes too long or prints nothing."""
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_ENGINE}
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments], cwd=settings.ROOT,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+        env=passed_on(ENGINE) | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=partial(_limit, seconds, most_bytes),
         start_new_session=True,
     )  # fmt: skip

@@ -16,8 +16,6 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 REQUEST_TIMEOUT_S = 15.0
-_NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
-"""The cluster may have inherited them; code near a sandbox must not."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 JobState = Literal["alive", "succeeded", "failed"]
 
@@ -107,10 +105,10 @@ def _job(details: Any) -> Job:
 
 
 def engine_command(*arguments: str) -> str:
-    """The entrypoint of a job that runs ``python -m engine`` with these arguments, without our secrets."""
-    without = " ".join(f"-u {name}" for name in _NOT_FOR_THE_ENGINE)
-    command = shlex.join([sys.executable, "-m", "engine", *arguments])
-    return f"cd {shlex.quote(str(settings.ROOT))} && exec env {without} {command}"
+    """The entrypoint of a job that runs ``python -m engine`` with these arguments, and with what jobs get
+    of the environment: the cluster may have inherited more."""
+    command = shlex.join([sys.executable, "-m", "workers.engine_environment", "engine", *arguments])
+    return f"cd {shlex.quote(str(settings.ROOT))} && exec {command}"
 
 
 def connect() -> Jobs:

@@ -36,6 +36,7 @@ from pydantic import ValidationError  # noqa: E402
 
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine  # noqa: E402
 from webapp.serving.models import ServingKey, ServingUsage, UsageFile  # noqa: E402
+from workers.engine_environment import ENGINE, passed_on  # noqa: E402
 
 LOOK_EVERY_S = 0.5
 RESTART_AFTER_S = 5.0
@@ -48,7 +49,6 @@ MOST_READ_BYTES = 2**22
 """The part of a file that is taken in at once."""
 LOCK = 0x70617365
 """The advisory lock of the host."""
-_WITHHELD = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
 log = structlog.get_logger(__name__)
 
 
@@ -136,7 +136,7 @@ class ServingHost:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine", "serve-models", str(self._file), "--usage", str(self._usage),
                  "--alive", str(self._alive), "--host", self._host, "--port", str(self._port), "--with-parent"],
-                cwd=settings.ROOT, env={name: value for name, value in os.environ.items() if name not in _WITHHELD},
+                cwd=settings.ROOT, env=passed_on(ENGINE),
             )  # fmt: skip
         elif not wanted and self._process is not None:
             self._process.terminate()

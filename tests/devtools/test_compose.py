@@ -11,6 +11,7 @@ import yaml
 
 from devtools.home import ROOT
 from devtools.web import configuration
+from tests.workers.secret_variables import variables_in
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
@@ -84,6 +85,34 @@ def test_the_host_of_served_models_changes_nothing_but_its_own_records() -> None
     assert "-name serving-alive " in serving["healthcheck"]["test"][-1]
 
 
+FILES_OF = {
+    **dict.fromkeys(("web", "migrate", "beat", "serving"), [".env.production"]),
+    **dict.fromkeys(("worker", "chats"), [".env.production", ".env.engine"]),
+    **dict.fromkeys(("ray-head", "megatron"), [".env.engine"]),
+    "sandboxes": [], "postgres": [".env.postgres"], "valkey": [".env.valkey"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_gets_the_files_that_it_reads(name: str) -> None:
+    assert SERVICES[name]["env_file"] == FILES_OF[name]
+
+
+def test_passwords_of_the_servers_are_theirs_alone() -> None:
+    """Others have addresses; a file has what all who get it use."""
+    assert variables_in(".env.postgres.example") == {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
+    assert variables_in(".env.valkey.example") == {"VALKEY_PASSWORD"}
+    of_service = variables_in(".env.example")
+    assert {"DATABASE_URL", "REDIS_URL"} < of_service
+    assert not any(name.startswith(("POSTGRES_", "VALKEY_")) for name in of_service)
+    assert not of_service & variables_in(".env.engine.example")
+
+
+def test_no_file_with_secrets_is_committed() -> None:
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert {file for files in FILES_OF.values() for file in files} <= set(ignored)
+
+
 @pytest.mark.parametrize("name", ["ray-head", "megatron"])
 def test_engines_get_no_secret_of_the_service(name: str) -> None:
     assert SERVICES[name]["env_file"] == [".env.engine"]
@@ -120,7 +149,8 @@ def test_the_image_has_every_package_that_sandboxes_complain_of_without() -> Non
 def test_compose_itself_accepts_the_file(profiles: list[str], tmp_path: Path) -> None:
     shutil.copy(ROOT / "Dockerfile", tmp_path)
     shutil.copy(ROOT / ".env.example", tmp_path / ".env.production")
-    shutil.copy(ROOT / ".env.engine.example", tmp_path / ".env.engine")
+    for name in (".env.engine", ".env.postgres", ".env.valkey"):
+        shutil.copy(ROOT / f"{name}.example", tmp_path / name)
     text = (ROOT / "docker-compose.yml").read_text()
     if _has_plugin():
         compose = ["docker", "compose"]

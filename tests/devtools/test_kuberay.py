@@ -103,6 +103,14 @@ def test_the_sandbox_service_has_the_command_and_the_port_of_compose() -> None:
     assert "envFrom" not in only  # it knows no secret of anybody
 
 
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_pods_get_the_engines_secret_or_none(name: str) -> None:
+    files = {".env.engine": {"secretRef": {"name": "palestra-engine"}}}
+    assert container(name).get("envFrom", []) == [files[file] for file in SERVICES[MEANT_FOR[name]]["env_file"]]
+    variables = {variable["name"] for variable in container(name).get("env", ())}
+    assert variables == ({"NODE_NAME", "POD_IP"} if name == "sandboxes" else set())
+
+
 def test_hosts_register_with_the_admin_where_it_is_and_by_the_token_that_they_have() -> None:
     host, admin = container("sandboxes"), container("admin")
     asked = parser_of().parse_args([*host["command"][3:], *host["args"]])

@@ -90,16 +90,6 @@ def test_a_service_that_does_not_obey_is_killed_when_its_time_is_over(tmp_path: 
     assert process.start_time_of(pid) is None
 
 
-def test_a_service_does_not_get_what_it_must_not_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_OTHERS", "1")
-    command = [sys.executable, "-c", "import os; print('SECRET_OF_OTHERS' in os.environ, flush=True)"]
-    one = service_process(tmp_path, command, withheld=frozenset({"SECRET_OF_OTHERS"}))
-    one.start()
-    tick_until(one, lambda: bool(one.last_lines()))
-    assert one.last_lines()[0] == "False"
-    stop(one)
-
-
 def test_services_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     supervisor = subprocess.Popen(
         [sys.executable, "-c", _SUPERVISOR, str(tmp_path)],

@@ -17,6 +17,7 @@ import pytest
 from devtools import postgres, valkey
 from tests.end_to_end.stack import Stack, small_spec
 from tests.end_to_end.test_kills import assert_complete
+from tests.workers.secret_variables import SERVICES
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -44,6 +45,9 @@ def test_no_secret_reaches_the_engine(stack: Stack) -> None:
         reported = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"PALESTRA_SECRET_KEY=" not in reported
         assert b"DATABASE_URL=" not in reported
+        names = {entry.partition(b"=")[0].decode() for entry in reported.split(b"\0")}
+        assert {"PATH", "PALESTRA_HOME"} < names
+        assert not names & SERVICES
     stack.until_ended(run_id)
 
 

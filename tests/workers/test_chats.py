@@ -20,6 +20,7 @@ from engine.spec.chat import ChatMessage, Send
 from engine.spec.run import RunSpec
 from tests.engine.trainings import RUN
 from tests.webapp.models import ready_version
+from tests.workers.secret_variables import OF_ENGINES, SERVICES, give_all
 from webapp import queue
 from webapp.accounts.models import User
 from webapp.accounts.services import create_team
@@ -457,14 +458,15 @@ def test_a_host_shows_that_it_looks_after_conversations_and_not_while_it_cannot(
     assert alive.exists()
 
 
-def test_secrets_are_withheld_from_the_process(
+def test_the_process_gets_no_secret(
     host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PALESTRA_SECRET_KEY", "a-secret")
+    give_all(monkeypatch)
     talk = Talk(host, talked_run, user)
     talk.says("1+1=")
     talk.until(lambda talk: talk.row.id in talk.host.processes)
     assert not {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"} & talk.process.environ().keys()
+    assert not (SERVICES | OF_ENGINES) & talk.process.environ().keys()
 
 
 def test_a_history_with_a_message_of_every_role_is_one_that_can_be_sent() -> None:

@@ -15,6 +15,7 @@ from engine.spec.dataset_preparation import Duplicates, Preparation
 from tests.engine.datasets.sources import SUMS as ROWS
 from tests.engine.datasets.sources import json_lines, with_faults
 from tests.engine.models.folders import folder_of
+from tests.workers.secret_variables import OF_ENGINES, SERVICES, give_all
 from webapp import queue
 from webapp.accounts.models import AuditEntry, Team, User
 from webapp.accounts.services import create_team
@@ -208,6 +209,7 @@ def test_a_process_that_needs_too_much_memory_is_a_fault_and_not_the_workers_end
 
 
 def test_the_reading_process_has_no_secret_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_all(monkeypatch)
     monkeypatch.setattr(engine_process.sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "python").chmod(0o700)
@@ -216,6 +218,7 @@ def test_the_reading_process_has_no_secret_of_the_service(tmp_path: Path, monkey
     }
     assert "PATH" in names
     assert not names & {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}
+    assert not names & (SERVICES | OF_ENGINES)
 
 
 def test_cancelling_removes_what_was_stored(team: Team, user: User, work: Any, sent: Sent, settings: Any) -> None:

@@ -23,6 +23,7 @@ from engine.spec.model_files import MANIFEST, CatalogFolder
 from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of
 from tests.webapp.models import judged_by
+from tests.workers.secret_variables import OF_ENGINES, SERVICES, give_all
 from webapp import queue
 from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team
@@ -244,6 +245,7 @@ def test_a_check_that_takes_too_much_is_a_refusal(
 
 
 def test_the_check_has_no_secret_of_the_service(root: Path, monkeypatch: Any) -> None:
+    give_all(monkeypatch)
     written = root / "environment"
     monkeypatch.setattr(engine_process.sys, "executable", str(root / "python"))
     (root / "python").write_text(f"#!/bin/sh\nenv > {written}\n")
@@ -253,6 +255,7 @@ def test_the_check_has_no_secret_of_the_service(root: Path, monkeypatch: Any) ->
     names = {line.partition("=")[0] for line in written.read_text().splitlines()}
     assert "PATH" in names
     assert not names & {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}
+    assert not names & (SERVICES | OF_ENGINES)
 
 
 def test_storing_goes_on_behind_the_piece_at_which_a_kill_came(

@@ -21,6 +21,7 @@ from engine.spec.run import RunSpec
 from engine.spec.serving import ServedFile, UsageLine
 from tests.engine.trainings import RUN
 from tests.webapp.models import ready_version
+from tests.workers.secret_variables import OF_ENGINES, SERVICES, give_all
 from webapp import queue
 from webapp.accounts.models import User
 from webapp.accounts.services import create_team
@@ -158,7 +159,10 @@ def test_a_server_that_hangs_is_ended_and_started_again(
     assert not psutil.pid_exists(hung)
 
 
-def test_the_server_ends_with_its_host(host: ServingHost, port: int, version: ModelVersion, user: User) -> None:
+def test_the_server_ends_with_its_host(
+    host: ServingHost, port: int, version: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_all(monkeypatch)
     made = services.serve_version(version, "evaluation", LIMITS, acting_user=user)
     until(lambda: asked(port, made.text)[0] == 200, host)
     assert host.pid is not None
@@ -168,6 +172,7 @@ def test_the_server_ends_with_its_host(host: ServingHost, port: int, version: Mo
     assert made.text not in " ".join(command)
     secrets = {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}
     assert not secrets & set(server.environ())
+    assert not (SERVICES | OF_ENGINES) & set(server.environ())
     host.close()
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
