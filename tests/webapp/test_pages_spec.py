@@ -461,6 +461,32 @@ def test_toml_that_no_spec_could_hold_stays_with_the_reason(
     assert experiment.spec["name"] == experiment.name
 
 
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ('name = "x"\n' + "a." * 30000 + "a = 1", "line 2: a key of 30001 parts, of which there may be 16"),
+        ("# " + "x" * 2**18, "more than 262144 characters"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/experiments/new", None])
+def test_toml_that_would_keep_the_web_busy_is_not_read(
+    browser: Client, experiment: Experiment, toml: str, why: str, path: str | None
+) -> None:
+    form = {"as": "toml", "toml": toml, "action": "show", "base": "{}"}
+    answer = browser.post(path or f"/experiments/{experiment.id}/", form)
+    assert why in unescape(answer.content.decode()).replace("More", "more").replace("Line", "line")
+
+
+def test_who_may_launch_nothing_has_no_text_read(victor: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(Draft, "of_post", read.append)
+    looking = Client()
+    looking.force_login(victor)
+    assert looking.get("/experiments/new").status_code == 200
+    assert looking.post("/experiments/new", {"as": "toml", "toml": "x", "action": "show"}).status_code == 403
+    assert read == []
+
+
 @pytest.mark.parametrize("base", ["[" * 9000, '{"a": ' * 300 + "1" + "}" * 300, "9" * 5000, '{"name": "\\u0000"}'])
 def test_a_form_that_was_made_for_nothing_readable_is_read_all_the_same(
     browser: Client, experiment: Experiment, base: str

@@ -3,7 +3,6 @@
 Page, REST and ``manage.py publish_environment`` call this module, and ``services.publish_environment``.
 """
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,11 +13,11 @@ from engine.spec.environment import Environment as EnvironmentSpec
 from engine.spec.problems import problems_in
 from engine.spec.strict import Strict
 from engine.spec.toml import toml_of
+from engine.spec.toml_document import BadToml, toml_document
 from webapp.catalog.models import Environment
 from webapp.foreign_code import refuse_code_to_import
 from webapp.refusals import Invalid
 
-LONGEST_TEXT = 2**18
 ABSENT = "(absent)"
 
 
@@ -39,12 +38,10 @@ class ChangedField:
 
 def environment_of_text(text: str) -> EnvironmentSpec:
     """The environment that a TOML document describes, under ``[environment]``.  Raises Invalid with every problem."""
-    if len(text) > LONGEST_TEXT:
-        raise Invalid.field("environment", len(text), f"more than {LONGEST_TEXT} characters", "make it shorter")
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Invalid.field("environment", text[:60], f"this is no TOML: {error}", "mend the line") from error
+        document = toml_document(text)
+    except BadToml as bad:
+        raise Invalid("the environment cannot be read", [bad.problem("environment")]) from bad
     return environment_of(document)
 
 

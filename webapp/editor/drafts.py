@@ -1,7 +1,6 @@
 """A spec while somebody edits it: as a form or as TOML, valid or not, and never lost."""
 
 import json
-import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from engine.spec.model import BuiltinModel
 from engine.spec.presets import preset_names
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
+from engine.spec.toml_document import BadToml, toml_document
 from webapp.editor.complaints import Complaint, loose
 from webapp.editor.fields import Card, cards_of
 from webapp.editor.posted import document_in, list_at, with_row, without_row
@@ -118,9 +118,9 @@ class Draft:
 def _read(toml: str) -> tuple[dict[str, Any], list[Problem]]:
     """The document, or why it is none that could be edited any further."""
     try:
-        document = tomllib.loads(toml)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
-        return {}, [Problem("", toml[:80], f"this is not TOML: {error}", "mend the line named here")]
+        document = toml_document(toml)
+    except BadToml as bad:
+        return {}, [bad.problem("")]
     found = unstorable(document)
     return document, [
         Problem("", complaint.value, f"{complaint.field}: {complaint.message}", complaint.remedy) for complaint in found

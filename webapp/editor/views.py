@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from engine.spec.model import PretrainedModel
 from engine.spec.run import RunSpec
-from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.access import allowed_somewhere, may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
 from webapp.catalog.access import (
     dataset_versions_of,
@@ -73,6 +73,7 @@ def new(request: PageRequest) -> HttpResponse:
     of the catalog, ``?environment=`` with one that the team has published."""
     if request.method == "GET":
         return _editor(request, Draft.of(_spec_to_begin_with(request)), None)
+    allowed_somewhere(request, "launch")
     draft = Draft.of_post(request.POST)
     if answer := _other_than_saving(request, draft, None):
         return answer

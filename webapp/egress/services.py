@@ -4,7 +4,6 @@ What decides is ``sandboxes.egress.decision.decide``, the same pure function tha
 ``manage.py egress_policy`` call this module.
 """
 
-import tomllib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from engine.spec.problems import problems_in
 from engine.spec.strict import Strict
+from engine.spec.toml_document import BadToml, toml_document
 from sandboxes.egress.address import ip, normalised, special_range
 from sandboxes.egress.connection_attempt import ConnectionAttempt, host_name
 from sandboxes.egress.decision import Resolved, decide, may_resolve, sentence
@@ -91,12 +91,10 @@ class ConnectionAnswer:
 
 def policy_of_text(text: str) -> EgressPolicy:
     """The policy that a TOML document describes.  Raises Invalid with everything that is wrong."""
-    if len(text) > LONGEST_TEXT:
-        raise Invalid.field("policy", len(text), f"more than {LONGEST_TEXT} characters", "make it shorter")
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Invalid.field("policy", text[:60], f"this is no TOML: {error}", "mend the line") from error
+        document = toml_document(text, longest=LONGEST_TEXT)
+    except BadToml as bad:
+        raise Invalid("the policy cannot be read", [bad.problem("policy")]) from bad
     return policy_of(document)
 
 
