@@ -41,7 +41,13 @@ def test_launch_sample_takes_another_spec(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reported"), [("name = 1\n", "name = 1:"), ("name = ", "is not TOML"), (None, "cannot read")]
+    ("text", "reported"),
+    [
+        ("name = 1\n", "name = 1:"),
+        ("name = ", "is not TOML"),
+        ("seed = " + "9" * 5000, "line 1: a number"),
+        (None, "cannot read"),
+    ],
 )
 def test_launch_sample_refuses_a_bad_spec_and_creates_nothing(tmp_path: Any, text: str | None, reported: str) -> None:
     file = tmp_path / "run.toml"

@@ -122,6 +122,7 @@ def test_the_page_begins_with_a_preset_and_answers_as_it_is_typed(browser: Clien
         ({"policy": "rules = ["}, "no TOML"),
         ({"policy": "x" * 70_000}, "More than 65536 characters"),
         ({"policy": "\n[" + "a." * 30_000 + "a]"}, "ine 2: a key of 30001 parts"),
+        ({"policy": "a = " + "1" * 5000}, "ine 1: a number or word of 5000 characters"),
         ({"to": HOSTILE}, "would be denied"),
         ({"port": "70000"}, "port"),
         ({"to": ""}, "This is no connection"),

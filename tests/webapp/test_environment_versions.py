@@ -180,6 +180,8 @@ def test_a_command_publishes_a_file_and_refuses_in_the_same_words(team: Team, bo
         ('[environment]\nid = "household"\nmax_turns = 0\n', "environment.max_turns = 0"),
         ("no toml", "this is no TOML"),
         ("a." * 30000 + "a = 1", "line 1: a key of 30001 parts"),
+        ("\na = " + "1" * 5000, "line 2: a number or word of 5000 characters"),
+        ("a = " + "[" * 5000, "nested too deeply"),
         ("#" * (2**18 + 1), "more than 262144 characters"),
     ):
         file.write_text(text)

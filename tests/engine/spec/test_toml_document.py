@@ -66,6 +66,7 @@ def test_a_long_text_is_refused_before_it_is_read() -> None:
         f"x = '''\n{LONG} = 1 ' ''\n{LONG}'''",
         f"x = 1 # {LONG}",
         f'"{LONG}"."{LONG}" = 1',
+        f'"{"k" * 2000}" = "{"9" * 5000}"  # {"9" * 5000}',
         'x = [1.5, -2.5e3, 1979-05-27T00:32:00.999999-07:00, "a\\"b"]',
         "x = 1.5\n" * 0 + "y = [" + "1.5, " * 100 + "]",
     ],
@@ -79,6 +80,21 @@ def test_looking_for_long_keys_takes_time_in_proportion(piece: str) -> None:
     """A text of 2^18 characters that took time in its square would take hours."""
     with pytest.raises(BadToml):
         toml_document("=" + piece * (2**18 // len(piece) - 1))
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "-" + "1_" * 600 + "1", "1." + "1" * 1001])
+@pytest.mark.parametrize("before", ["x = ", "x = [1,\n", "x = { y = "])
+@pytest.mark.usefixtures("unread")
+def test_a_number_of_thousands_of_digits_is_named_with_its_line(number: str, before: str) -> None:
+    line = 2 + before.count("\n")
+    with pytest.raises(BadToml, match=rf"^line {line}: a number or word of \d+ characters, .*; write a shorter one$"):
+        toml_document('a = "b"\n' + before + number)
+
+
+@pytest.mark.parametrize("nested", ["[" * 50_000, "{a=" * 50_000])
+def test_a_bomb_of_brackets_is_nested_too_deeply(nested: str) -> None:
+    with pytest.raises(BadToml, match="nested too deeply; nest it less$"):
+        toml_document("x = " + nested)
 
 
 def test_a_fault_names_field_value_and_remedy() -> None:

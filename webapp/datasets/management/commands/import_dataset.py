@@ -1,7 +1,6 @@
 """``manage.py import_dataset``: what the page and the API do with a folder below the import root."""
 
 import time
-import tomllib
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from engine.spec.dataset_preparation import Preparation
 from engine.spec.problems import Problem, problems_in
+from engine.spec.toml_document import toml_document
 from webapp.accounts.management.members import member_of
 from webapp.catalog.imports import import_dataset
 from webapp.catalog.models import DatasetVersion
@@ -50,7 +50,7 @@ class Command(BaseCommand):
 
 def _preparation(file: Path) -> Preparation:
     try:
-        return Preparation.model_validate(tomllib.loads(file.read_text()))
+        return Preparation.model_validate(toml_document(file.read_text()))
     except ValidationError as error:
         raise CommandError("\n".join(f"{file}: {problem}" for problem in problems_in(error, Preparation))) from error
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """``manage.py launch_sample``: queue a run of the sample experiment, or of a TOML file."""
 
 import json
-import tomllib
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
+from engine.spec.toml_document import toml_document
 from webapp.experiments.sample import ensure_sample
 from webapp.runs.services import submit_run
 
@@ -33,10 +33,10 @@ class Command(BaseCommand):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return toml_document(path.read_text())
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}", returncode=2) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # BadToml, or bytes that are no UTF-8
         raise CommandError(f"{path} is not TOML: {error}", returncode=2) from None
 
 
