@@ -153,6 +153,8 @@ def test_nothing_of_a_package_runs_while_it_is_stored(uploaded: Any, tmp_path: P
     ("project", "expected"),
     [
         ("[project", "no TOML"),
+        ("[project]\nversion = " + "1" * 5000, "line 2: a number or word of 5000 characters"),
+        ("a." * 5000 + "a = 1", "line 1: a key of 5001 parts"),
         (PROJECT.format(version="1 0; rm"), "no plain name"),
         (PROJECT.format(version="1.0").replace("[]", '["x @ file:///etc"]'), "an address"),
         (PROJECT.format(version="1.0").replace("guessing:Guessing", "os.system('x')"), "no import path"),

@@ -8,7 +8,6 @@ import hashlib
 import io
 import re
 import stat
-import tomllib
 import zipfile
 from configparser import ConfigParser
 from configparser import Error as BadIni
@@ -21,6 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from engine.environments.terminal.folder_files import FolderLimits, content_of, listed
 from engine.spec.problems import Problem
+from engine.spec.toml_document import BadToml, toml_document
 
 GROUP = "palestra.environments"
 """The entry points that name environments."""
@@ -92,9 +92,11 @@ def _project(path: Path) -> dict[str, Any]:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > PROJECT_BYTES:
         raise _refused("pyproject.toml", str(path), f"no plain file of at most {PROJECT_BYTES} bytes", LAYOUT)
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused("pyproject.toml", str(path), f"no TOML: {error}", "mend it") from error
+        return toml_document(path.read_text("utf-8"), longest=PROJECT_BYTES)
+    except UnicodeDecodeError as error:
+        raise _refused("pyproject.toml", str(path), f"no UTF-8: {error}", "save it as UTF-8") from error
+    except BadToml as bad:
+        raise PackageRefused([bad.problem("pyproject.toml")]) from bad
 
 
 def _table(fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ tests/test.sh           writes /logs/verifier/reward.txt or reward.json
 solution/solve.sh       solves it; none: no oracle
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine.environments.terminal.folder_files import (
 )
 from engine.environments.terminal.task_file import SCHEMAS, TaskFile
 from engine.spec.problems import Problem, problems_in
+from engine.spec.toml_document import BadToml, toml_document
 from sandboxes.images.reference import ImageRefused
 from sandboxes.tree import LONGEST_PATH_BYTES, MOST_BYTES, Tree, TreeEntry
 
@@ -155,9 +155,9 @@ class _Reader:
         if text is None:
             return None
         try:
-            given = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            self._fault(TASK_FILE, "(its text)", f"this is no TOML: {error}", "mend the line")
+            given = toml_document(text)
+        except BadToml as bad:
+            self.faults.append(bad.problem(TASK_FILE))
             return None
         if not self._has_known_schema(given):
             return None

@@ -134,6 +134,18 @@ def test_a_bomb_of_brackets_is_no_toml(tmp_path):
     assert "no TOML" in faults_of(tmp_path)["copy/task.toml"]
 
 
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("x = " + "1" * 5000, "line 2: a number or word of 5000 characters"),
+        ("a." * 999 + "a = 1", "line 2: a key of 1000"),
+    ],
+)
+def test_toml_that_python_cannot_bear_is_a_fault_with_its_line(tmp_path, line, fault):
+    write_task(tmp_path, task_file=f'schema_version = "1.4"\n{line}\n')
+    assert fault in faults_of(tmp_path)["copy/task.toml"]
+
+
 def test_no_folder_and_an_empty_one_are_refused(tmp_path):
     assert faults_of(tmp_path / "none") == {str(tmp_path / "none"): "there is no such folder"}
     assert faults_of(tmp_path) == {str(tmp_path): "it holds no tasks"}
