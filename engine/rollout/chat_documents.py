@@ -24,7 +24,7 @@ from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
 from engine.rollout.renderers.contract import Renderer, SpelledMark
 from engine.rollout.renderers.tool_calls import spelled_calls
 from engine.rollout.transcript import Transcript
-from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema, unstorable
 from engine.spec.problems import Problem
 
 Trained = Literal["all", "last"]
@@ -270,9 +270,8 @@ class _Reader:
             except (ValueError, RecursionError) as error:
                 remedy = "give an object, or the JSON text of one"
                 raise _refused(self.line, f"{field}.arguments", arguments, f"it is no JSON: {error}", remedy) from error
-        return ToolRequest(
-            self.text(f"{field}.name", call.get("name")), dict(self.mapping(f"{field}.arguments", arguments))
-        )
+        arguments = self.kept(f"{field}.arguments", self.mapping(f"{field}.arguments", arguments))
+        return ToolRequest(self.text(f"{field}.name", call.get("name")), dict(arguments))
 
     def tool(self, field: str, content: Any) -> ToolSchema:
         function = self.mapping(f"{field}.function", self.mapping(field, content).get("function"))
@@ -281,7 +280,7 @@ class _Reader:
         description = "" if described is None else self.text(f"{field}.function.description", described)
         given = function.get("parameters")
         parameters = {"type": "object"} if given is None else self.mapping(f"{field}.function.parameters", given)
-        return ToolSchema(name, description, parameters)
+        return ToolSchema(name, description, self.kept(f"{field}.function.parameters", parameters))
 
     def check_order(self, conversation: Sequence[Message | AssistantMessage]) -> None:
         """There is something to read and something to train, and something to read between two turns."""
@@ -321,6 +320,12 @@ class _Reader:
     def text(self, field: str, value: Any) -> str:
         if not isinstance(value, str):
             raise _refused(self.line, field, value, "this is no text", "give a text; parts and pictures are not taken")
+        return value
+
+    def kept(self, field: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What can be stored and written again, as the model endpoint asks it of a call."""
+        if (problem := unstorable(value)) is not None:
+            raise _refused(self.line, field, value, problem, "write it flatter, as a text, or leave it out")
         return value
 
     def known(self, field: str, content: Mapping[str, Any], names: Sequence[str]) -> None:
