@@ -5,9 +5,10 @@
                         every LOOK_EVERY_S ──► ChatHost ── writer thread ──► engine chat ──────────────┘
 
 One host serves all teams (an advisory lock says which); it is supervised, and after a kill begins with the log.  A
-process ends when nobody has used it for ``IDLE_S``, and when another conversation needs its place.  The host waits for
-no process, and a conversation that it cannot have answered fails alone.  It imports nothing of the engine but its
-published language.
+process ends when nobody has used it for ``IDLE_S``, and when another conversation needs its place.  One that hangs is
+killed: when a line is due and none has come for long, and when it does not stop soon after it was asked to.  The host
+waits for no process, and a conversation that it cannot have answered fails alone.  It imports nothing of the engine but
+its published language.
 """
 
 import os
@@ -45,13 +46,20 @@ from workers.engine_environment import ENGINE, PLAYERS, passed_on  # noqa: E402
 
 LOOK_EVERY_S = 0.2
 IDLE_S = 600.0
+SILENT_S, SILENT_WHILE_LOADING_S = 600.0, 1800.0
+"""A process from which a line is due hangs when none has come for so long.  An answer takes 300 s at most."""
+STOP_S, STOP_WHILE_LOADING_S = 10.0, 60.0
+"""What a process may take until it has stopped."""
 MOST_PER_TEAM = 2
+MOST_PER_PERSON = 2
+"""Processes of conversations that one person began, whatever their teams."""
 MOST_IN_ALL = 4
 LONGEST_LINE = 32 * 2**20
 """Bytes of a line that is read from a process; all that it says is shorter."""
 LOCK = 0x70616C63
 """The advisory lock of the host."""
-_STATES = {"ready": State.READY, "reading": State.ANSWERING, "finished": State.READY, "failed": State.READY}
+_ENDINGS = ("ready", "finished", "failed")
+"""Each process says one of these once it is loaded, and one about each ``new`` and each ``send``."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,10 +69,13 @@ class ChatProcess:
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation_id, self.team_id = conversation.id, conversation.team_id
-        self.used_at = time.monotonic()
+        self.person_id = conversation.created_by_id
+        self.used_at = self._waited_since = time.monotonic()
+        self._asked, self._ended = 1, 0
+        """Endings that it owes, the one of loading included, and those that it has said; each counted by one thread."""
+        self._stop_asked_at, self._stop_s, self._stopped_with = 0.0, 0.0, 0
+        """When it was last asked to stop, what it may take, and how many endings it has then said."""
         self._end_is_written = False
-        self.is_idle = False
-        """Whether it could be ended without cutting an answer."""
         self.ended_because: str | None = None
         """Why the host ends it; None: it is to go on."""
         self._end_is_failure = False
@@ -83,6 +94,26 @@ class ChatProcess:
     def is_over(self) -> bool:
         return not self._reader.is_alive()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be ended without cutting an answer."""
+        return self._ended >= self._asked
+
+    @property
+    def _loads(self) -> bool:
+        return self._ended == 0
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._ended < self._stopped_with
+
+    def end_if_it_hangs(self) -> None:
+        now, silent_s = time.monotonic(), SILENT_WHILE_LOADING_S if self._loads else SILENT_S
+        if self._is_stopping and now - self._stop_asked_at > self._stop_s:
+            self.end(_did_not_stop(self._stop_s), is_failure=True)
+        elif not self.is_idle and now - self._waited_since > silent_s:
+            self.end(_hangs(silent_s), is_failure=True)
+
     def write_end(self) -> None:
         """Say in the log how it ended, once."""
         if not self._end_is_written:
@@ -93,9 +124,19 @@ class ChatProcess:
 
     def tell(self, *lines: BaseModel) -> None:
         """Returns at once: a process that loads, or hangs, reads later or never."""
-        self.used_at, self.is_idle = time.monotonic(), False
+        self.used_at = time.monotonic()
+        if self.is_idle:
+            self._waited_since = self.used_at
+        self._asked += sum(not isinstance(line, Stop) for line in lines)
         for line in lines:
             self._lines.put(line.model_dump_json(exclude_none=True).encode() + b"\n")
+
+    def stop(self, line: Stop | New) -> None:
+        """Tell it a line that ends the answer under way, which it has to obey soon."""
+        self.tell(line)
+        if not self._is_stopping:
+            self._stop_asked_at, self._stop_s = time.monotonic(), STOP_WHILE_LOADING_S if self._loads else STOP_S
+        self._stopped_with = self._asked
 
     def end(self, because: str, *, is_failure: bool = False) -> None:
         if self.ended_because is None:
@@ -139,11 +180,15 @@ class ChatProcess:
         self.write_end()
 
     def _write(self, line: bytes) -> None:
+        self._waited_since = time.monotonic()
         output = CHAT_OUTPUT.validate_json(line)
         body = output.model_dump(mode="json", exclude_none=True)
-        fields = {"state": _STATES[output.kind], "reason": ""} if output.kind in _STATES else {}
-        self.is_idle = output.kind in ("ready", "finished", "failed") or (self.is_idle and output.kind not in _STATES)
+        fields: dict[str, str] = {}
+        if output.kind in (*_ENDINGS, "reading"):
+            is_last = output.kind in _ENDINGS and self._ended + 1 >= self._asked
+            fields = {"state": State.READY if is_last else State.ANSWERING, "reason": ""}
         append(self.conversation_id, [(output.kind, body)], **fields)
+        self._ended += output.kind in _ENDINGS
 
     def _write_end(self, code: int) -> None:
         was_asked = self.ended_because is not None and not self._end_is_failure
@@ -210,6 +255,7 @@ class ChatHost:
                 process.end(_deleted(there[process.conversation_id]))
             if process.is_idle and time.monotonic() - process.used_at > IDLE_S:
                 process.end(f"nobody has said anything for {IDLE_S / 60:.0f} minutes")
+            process.end_if_it_hangs()
         asked = Conversation.objects.filter(handled_seq__lt=F("asked_seq")).order_by("used_at")
         for conversation in asked.select_related("model_version__model"):
             with _unless_deleted(conversation.id):
@@ -246,7 +292,7 @@ class ChatHost:
             return False  # its end is not in the log yet
         if entry.kind in ("stop", "new"):
             if process is not None:
-                process.tell(Stop() if entry.kind == "stop" else New())
+                process.stop(Stop() if entry.kind == "stop" else New())
         elif conversation.version_is_gone:
             _append_failure(conversation.id, _deleted(conversation))
         elif process is None and not self._has_place_for(conversation):
@@ -288,8 +334,10 @@ class ChatHost:
 
     def _has_place_for(self, conversation: Conversation) -> bool:
         """Whether a place is free; else an idle process may give one up, which is free a little later."""
-        of_team = [process for process in self.processes.values() if process.team_id == conversation.team_id]
-        for crowd, most in ((of_team, MOST_PER_TEAM), (list(self.processes.values()), MOST_IN_ALL)):
+        everybody, person = list(self.processes.values()), conversation.created_by_id
+        of_team = [process for process in everybody if process.team_id == conversation.team_id]
+        of_person = [process for process in everybody if person is not None and process.person_id == person]
+        for crowd, most in ((of_team, MOST_PER_TEAM), (of_person, MOST_PER_PERSON), (everybody, MOST_IN_ALL)):
             if len(crowd) >= most:
                 _end_oldest_idle(crowd)
                 return False
@@ -298,6 +346,19 @@ class ChatHost:
 
 def _append_failure(conversation_id: UUID, reason: str) -> None:
     append(conversation_id, [("ended", {"reason": reason, "asked": False})], state=State.FAILED, reason=reason)
+
+
+def _hangs(silent_s: float) -> str:
+    return (
+        f"its process had not said anything for {silent_s / 60:.0f} minutes, as where a chat template or a tokenizer "
+        "works for ever, and was ended: try again, or begin a new conversation with other words; if that hangs too, "
+        "take another model"
+    )
+
+
+def _did_not_stop(after_s: float) -> str:
+    again = "try again, or begin a new conversation where the message was what it could not stop at"
+    return f"its process did not stop within {after_s:.0f} seconds and was ended: {again}"
 
 
 def _why_not_answered(error: Exception) -> str:

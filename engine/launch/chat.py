@@ -54,6 +54,7 @@ from engine.spec.chat import (
     Send,
     Stop,
     Tokens,
+    Usage,
 )
 from engine.spec.mixture import Mixture, alone
 from engine.spec.model import BuiltinModel
@@ -247,6 +248,7 @@ class _Chat:
                 )
             case Send() as send:
                 self._answering = self._answers.create_task(self._answer(send))
+                await asyncio.sleep(0)  # it begins, so that a stop that is already there finds what it ends
             case Stop():
                 await self._stop()
             case New(history=history):
@@ -254,7 +256,14 @@ class _Chat:
                 await self._reported(self._dialogue.begin(history), id="", then=self._ready)
 
     async def _answer(self, send: Send) -> None:
-        if (problem := await self._choice_problem(send)) is not None:
+        """Its last line is ``Finished`` or ``Failed``, however it ends."""
+        try:
+            problem = await self._choice_problem(send)
+        except asyncio.CancelledError:
+            nothing = Usage(turns=0, read_tokens=0, sampled_tokens=0, seconds=0.0)
+            self._out(Finished(id=send.id, reason="stopped", usage=nothing))
+            raise
+        if problem is not None:
             self._out.failed(problem, id=send.id)
             return
         await self._reported(self._dialogue.send(send, most_seconds=self._options.most_seconds), id=send.id)

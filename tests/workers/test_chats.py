@@ -35,6 +35,7 @@ from workers.chats import ChatHost, ChatProcess
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
+HANGS = "{{ range(99999) | map('string') | map('center', 9999) | list | length }}" * 1000
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +272,147 @@ def test_a_process_that_reads_nothing_holds_up_nobody(host: ChatHost, run: Run, 
     for talk in (deaf, stopped):
         services.delete_conversation(talk.row, acting_user=user)
     next_one.until(lambda talk: list(host.processes) == [talk.row.id])
+
+
+@pytest.fixture
+def hanging(
+    user: User, tiny_files: dict[str, bytes], settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModelVersion:
+    """Its template works for ever where somebody says BOOM; harmless as far as the preflight sees."""
+    monkeypatch.setattr(log, "notify_group", lambda _group: None)
+    monkeypatch.setattr(queue, "_send_now", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    settings.PALESTRA_MODELS = tmp_path / "models"
+    bomb = "{% for message in messages %}{% if message.content == 'BOOM' %}" + HANGS + "{% endif %}{% endfor %}"
+    template = bomb.encode() + tiny_files["chat_template.jinja"]
+    return ready_version(
+        create_team("Blue", acting_user=user), "tiny", files=tiny_files | {"chat_template.jinja": template}
+    )
+
+
+def hung(host: ChatHost, version: ModelVersion, user: User) -> Talk:
+    """A conversation that has answered, and then hangs."""
+    talk = Talk(host, version, user)
+    talk.says("1+1=", most_tokens=4)
+    talk.answered()
+    talk.says("BOOM")
+    talk.until(lambda talk: talk.state == State.ANSWERING)
+    return talk
+
+
+def killed_and_free(talk: Talk, process: psutil.Process) -> str:
+    """Why its process was ended, of which nothing is left."""
+    talk.until(lambda talk: talk.state == State.FAILED and talk.row.id not in talk.host.processes)
+    assert not process.is_running()
+    ended = talk.last("ended")
+    assert ended["asked"] is False
+    return str(ended["reason"])
+
+
+def test_a_process_whose_template_works_for_ever_is_killed_after_its_silence_with_the_remedy(
+    host: ChatHost, hanging: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "IDLE_S", 0.0)
+    talk = hung(host, hanging, user)
+    process = talk.process
+    for _ in range(10):
+        host.tick()
+        time.sleep(0.05)
+    assert talk.process == process  # neither idle nor over its time
+    monkeypatch.setattr(chats, "SILENT_S", 0.5)
+    reason = killed_and_free(talk, process)
+    assert "had not said anything for 0 minutes" in reason
+    assert "begin a new conversation with other words" in reason
+    monkeypatch.setattr(chats, "SILENT_S", 600.0)
+    monkeypatch.setattr(chats, "IDLE_S", 600.0)
+    services.begin_anew(talk.row)
+    talk.says("1+1=", most_tokens=4)
+    talk.answered(2)
+
+
+def test_a_stop_kills_what_does_not_stop(
+    host: ChatHost, hanging: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "STOP_S", 1.0)
+    talk = hung(host, hanging, user)
+    process = talk.process
+    services.stop(talk.row)
+    assert "did not stop within 1 seconds and was ended: try again" in killed_and_free(talk, process)
+
+
+def test_who_hangs_on_the_first_message_answers_and_can_be_stopped(
+    host: ChatHost, hanging: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "STOP_S", 1.0)
+    monkeypatch.setattr(chats, "IDLE_S", 0.0)
+    talk = Talk(host, hanging, user)
+    talk.says("BOOM")
+    talk.until(lambda talk: talk.kinds().count("ready") == 2)
+    talk.until(lambda talk: talk.state == State.ANSWERING)
+    process = talk.process
+    services.begin_anew(talk.row)
+    assert "did not stop within 1 seconds" in killed_and_free(talk, process)
+
+
+def test_a_process_that_was_suspended_is_killed_whether_it_loads_answers_or_rests(
+    host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=")
+    host.tick()
+    process = talk.process
+    process.suspend()
+    services.stop(talk.row)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(chats, "STOP_WHILE_LOADING_S", 0.5)
+        assert "did not stop within" in killed_and_free(talk, process)
+    services.retry(talk.row)
+    host.tick()
+    process = talk.process
+    process.suspend()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(chats, "SILENT_WHILE_LOADING_S", 0.5)
+        assert "had not said anything" in killed_and_free(talk, process)
+    services.retry(talk.row)
+    talk.answered()
+    process = talk.process
+    process.suspend()
+    talk.says("2+2=")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(chats, "SILENT_S", 0.5)
+        assert "had not said anything" in killed_and_free(talk, process)
+    talk.says("3+3=")
+    talk.answered(2)
+    process = talk.process
+    process.suspend()
+    monkeypatch.setattr(chats, "IDLE_S", 0.0)
+    talk.until(lambda talk: talk.state == State.RESTING)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.usefixtures("loads_for_ever")
+def test_a_person_of_two_teams_leaves_places_to_a_third_team(host: ChatHost, run: Run, user: User) -> None:
+    other = User.objects.create_user("bob@example.org", "correct horse battery")
+    makers = {"Red": user, "Victims": other}
+    runs = {name: _run_of(name, maker) for name, maker in makers.items()}
+    greedy = [Talk(host, of, user) for of in (run, run, runs["Red"], runs["Red"])]
+    for talk in greedy:
+        talk.says("BOOM")
+        host.tick()
+    assert [talk.state for talk in greedy] == [State.LOADING] * 2 + [State.WAITING] * 2
+    last = Talk(host, runs["Victims"], other)
+    last.says("1+1=")
+    host.tick()
+    assert last.state == State.LOADING
+
+
+def _run_of(team: str, maker: User) -> Run:
+    made = Run.objects.create(
+        team=create_team(team, acting_user=maker), number=1, name="small", total_steps=1,
+        spec=RunSpec(name="small").model_dump(mode="json"), created_by=maker,
+    )  # fmt: skip
+    Checkpoint.objects.create(run=made, step=1, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    return made
 
 
 def outgrown(talk: Talk, *, kind: str = "send") -> None:

@@ -157,6 +157,17 @@ def test_a_stop_that_comes_at_once_is_heard_and_the_next_message_is_answered(cha
     assert chat.reads_to("finished").usage.turns == 1
 
 
+def test_a_message_that_is_stopped_before_the_model_begins_with_it_ends_as_stopped(folder: Path) -> None:
+    with Chat("--model", folder) as chat:
+        chat.reads_to("ready")
+        again = send("again", reasoning="off") | {"id": "b"}
+        chat.writes(send("x", reasoning="off"), {"kind": "stop"}, again)
+        stopped = chat.reads_to("finished")
+        assert (stopped.id, stopped.reason, stopped.usage.turns) == ("a", "stopped", 0)
+        answered = chat.reads_to("finished")
+        assert (answered.id, answered.usage.turns) == ("b", 1)
+
+
 def test_a_second_message_while_one_is_answered_is_refused_by_name(chat: Chat) -> None:
     chat.writes(send("count", most_tokens=1500), send("again") | {"id": "b"}, {"kind": "stop"})
     failed = chat.reads_to("failed")
