@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Literal, TypeVar
 
 from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
@@ -200,11 +200,29 @@ def _sequences(written: Transcript, trains: Iterator[bool]) -> Iterator[Supervis
 
 def _json(line: str, number: int) -> Any:
     try:
-        return json.loads(line)
+        return _parsed(line)
     except (ValueError, RecursionError) as error:
         raise _refused(
             number, "", line, f"the line is no JSON: {error}", f"write one document, e.g. {_EXAMPLE}"
         ) from error
+
+
+def _parsed(text: str) -> Any:
+    """Raises ValueError also for NaN and for a key that stands twice in one object; and RecursionError."""
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
+    return entries
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _document(content: Any, line: int) -> ChatDocument:
@@ -220,6 +238,7 @@ def _document(content: Any, line: int) -> ChatDocument:
     schemas = [reader.tool(f"tools[{place}]", entry) for place, entry in enumerate(tools)]
     reader.check_replies(messages, [schema.name for schema in schemas])
     failed = frozenset(place for place, entry in enumerate(messages) if reader.failed(f"messages[{place}]", entry))
+    reader.check_answered(messages)
     return ChatDocument(tuple(conversation), tuple(schemas), line, failed)
 
 
@@ -240,9 +259,10 @@ class _Reader:
             )
         known = ("role", "content", "name", "tool_call_id")
         self.known(field, message, (*known, "is_error") if role == "tool" else known)
-        tool = message.get("name")
-        tool = None if tool is None else self.text(f"{field}.name", tool)
-        return Message(role, self.text(f"{field}.content", message.get("content")), tool)
+        name = message.get("name")
+        name = None if name is None else self.text(f"{field}.name", name)
+        content = self.text(f"{field}.content", message.get("content"))
+        return Message(role, content, name) if role == "tool" else Message(role, content, speaker=name)
 
     def failed(self, field: str, message: Mapping[str, Any]) -> bool:
         """Whether a message says that the call which it answers failed."""
@@ -252,7 +272,7 @@ class _Reader:
         return value
 
     def _turn(self, field: str, message: Mapping[str, Any]) -> AssistantMessage:
-        self.known(field, message, ("role", "content", "tool_calls", "reasoning_content", "name"))
+        self.known(field, message, ("role", "content", "tool_calls", "reasoning_content"))
         calls = self.entries(f"{field}.tool_calls", message.get("tool_calls") or [])
         requests = [self._request(f"{field}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
         text, thought = message.get("content"), message.get("reasoning_content")
@@ -261,12 +281,13 @@ class _Reader:
         return AssistantMessage(content, tuple(requests), reasoning=reasoning)
 
     def _request(self, field: str, content: Any) -> ToolRequest:
-        call = self.mapping(field, content)
-        field, call = f"{field}.function", self.mapping(f"{field}.function", call.get("function"))
+        call = self.function(field, content, ("id", "type", "function"))
+        field = f"{field}.function"
+        self.known(field, call, ("name", "arguments"))
         arguments = call.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = _parsed(arguments)
             except (ValueError, RecursionError) as error:
                 remedy = "give an object, or the JSON text of one"
                 raise _refused(self.line, f"{field}.arguments", arguments, f"it is no JSON: {error}", remedy) from error
@@ -274,13 +295,27 @@ class _Reader:
         return ToolRequest(self.text(f"{field}.name", call.get("name")), dict(arguments))
 
     def tool(self, field: str, content: Any) -> ToolSchema:
-        function = self.mapping(f"{field}.function", self.mapping(field, content).get("function"))
+        function = self.function(field, content, ("type", "function"))
+        known = ("name", "description", "parameters")
+        asks_nothing = function.get("strict") in (None, False)
+        self.known(f"{field}.function", function, (*known, "strict") if asks_nothing else known)
         name = self.text(f"{field}.function.name", function.get("name"))
         described = function.get("description")
         description = "" if described is None else self.text(f"{field}.function.description", described)
         given = function.get("parameters")
         parameters = {"type": "object"} if given is None else self.mapping(f"{field}.function.parameters", given)
-        return ToolSchema(name, description, self.kept(f"{field}.function.parameters", parameters))
+        tool = ToolSchema(name, description, self.kept(f"{field}.function.parameters", parameters))
+        # Compared as texts, for the order of keys is printed too.
+        return tool if json.dumps(content) == json.dumps(_written_tool(tool)) else replace(tool, document=content)
+
+    def function(self, field: str, content: Any, known: Sequence[str]) -> Mapping[str, Any]:
+        """That of a tool or of a call."""
+        entry = self.mapping(field, content)
+        function = self.mapping(f"{field}.function", entry.get("function"))
+        self.known(field, entry, known)
+        if (kind := entry.get("type", "function")) != "function":
+            raise _refused(self.line, f"{field}.type", kind, "only functions can be called", 'write "function"')
+        return function
 
     def check_order(self, conversation: Sequence[Message | AssistantMessage]) -> None:
         """There is something to read and something to train, and something to read between two turns."""
@@ -307,6 +342,17 @@ class _Reader:
             if None not in (answered, call) and answered != call:
                 raise _refused(self.line, f"messages[{place}].tool_call_id", answered, "another call is due", _IN_ORDER)
 
+    def check_answered(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Each call has its result right behind the turn, as at the model's endpoint; a last turn waits for none."""
+        for place, message in enumerate(messages[:-1]):
+            calls = len(message.get("tool_calls") or [])
+            results = list(takewhile(lambda reply: reply["role"] == "tool", messages[place + 1 :]))
+            if message["role"] == "assistant" and len(results) < calls:
+                problem = f"{calls} calls have {len(results)} results behind them"
+                raise _refused(
+                    self.line, f"messages[{place}].tool_calls", message["tool_calls"], problem, _EACH_ANSWERED
+                )
+
     def mapping(self, field: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, dict):
             raise _refused(self.line, field, value, "this is no JSON object", f"write it as in {_EXAMPLE}")
@@ -320,6 +366,8 @@ class _Reader:
     def text(self, field: str, value: Any) -> str:
         if not isinstance(value, str):
             raise _refused(self.line, field, value, "this is no text", "give a text; parts and pictures are not taken")
+        if (problem := unstorable(value)) is not None:
+            raise _refused(self.line, field, value, problem, "leave it out, or leave the document out")
         return value
 
     def kept(self, field: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -340,6 +388,7 @@ _FIRST = "begin with a message of the system or the user"
 _TURN = "add what the model should learn to say, as a message of the assistant"
 _BETWEEN = "make them one, or say what came between"
 _CALLED = "put it behind the assistant's message with its call"
+_EACH_ANSWERED = "put one message of a tool behind it for each call, or leave out the calls that nobody answered"
 _IN_ORDER = "let the tools answer in the order of the calls"
 
 
@@ -351,7 +400,8 @@ def _written_messages(
         if isinstance(message, AssistantMessage):
             written.append(_written_turn(message))
         else:
-            named = {"name": message.tool} if message.tool is not None else {}
+            name = message.tool if message.role == "tool" else message.speaker
+            named = {"name": name} if name is not None else {}
             marked = {"is_error": True} if place in failed else {}
             written.append({"role": message.role, "content": message.content, **named, **marked})
     return written
@@ -369,7 +419,9 @@ def _written_turn(message: AssistantMessage) -> dict[str, Any]:
     return turn
 
 
-def _written_tool(tool: ToolSchema) -> dict[str, Any]:
+def _written_tool(tool: ToolSchema) -> Mapping[str, Any]:
+    if tool.document is not None:
+        return tool.document
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 

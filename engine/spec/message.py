@@ -86,6 +86,8 @@ class ToolSchema:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     """The JSON schema (draft 2020-12) of the arguments, which are an object."""
+    document: Mapping[str, Any] | None = None
+    """The tool as its author wrote it, for templates that print it; absent: it has no other form than these fields."""
 
     @classmethod
     def of_text(cls, name: str, argument: str, description: str = "") -> Self:
@@ -145,6 +147,8 @@ class Message:
     """The tool that says it, where ``role`` is ``tool``."""
     call: str | None = None
     """The id of the call whose result it is, where ``role`` is ``tool``."""
+    speaker: str | None = None
+    """The name of the user or the system that says it, for templates that write it."""
 
 
 @dataclass(frozen=True, slots=True)

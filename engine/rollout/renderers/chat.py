@@ -398,7 +398,8 @@ class ChatRenderer:
 
     def _document(self, message: Message | AssistantMessage) -> Document:
         if isinstance(message, Message):
-            return {"role": message.role, "content": message.content}
+            named = {} if message.speaker is None else {"name": message.speaker}
+            return {"role": message.role, "content": message.content, **named}
         malformed = _malformed_in(message)
         content = message.content if malformed is None else malformed.text
         thoughts = {"reasoning_content": message.reasoning} if message.reasoning and self._thinks else {}
@@ -618,6 +619,8 @@ def _role(message: Message | AssistantMessage) -> str:
 
 
 def _described_tool(tool: ToolSchema) -> Document:
+    if tool.document is not None:
+        return dict(tool.document)
     parameters: Mapping[str, Any] = dict(tool.parameters)
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
