@@ -6,6 +6,7 @@ may be large, are read through line by line; the run itself keeps their digests 
 """
 
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,21 @@ from pydantic import BaseModel
 from engine.launch.preflight import BadSpec
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.difficulty import file_sha256
-from engine.rollout.stage_documents import check_line
-from engine.spec.model import Model
+from engine.models.origin import model_origin
+from engine.rollout.renderers.registry import renderer_for
+from engine.rollout.stage_documents import check_line, line_reader
 from engine.spec.pinned_file import PinnedFile
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from engine.spec.supervised import Chat, Recordings, Stage, Text
-from engine.training.examples import MOST_LINE_BYTES
+from engine.training.examples import FileExamples, LineReader, Sequences
 from engine.training.recordings import BadRecording, check_digest, file_below, recorded_trajectories
 
+MOST_WRITTEN = 10_000
+"""Documents of a file that are written before a run starts, which reads all of it itself."""
+READ_BYTES = 2**20
+_UNWRITTEN: Sequences = [([0, 0], [False, True])]
+"""What a document is taken for of which the form alone is looked at."""
 PINNED_FIELDS = ("recipe.selection.difficulty.measured", "recipe.expert_starts.teacher")
 """The fields where a spec names files that are pinned."""
 
@@ -62,48 +69,50 @@ def with_pinned_files(spec: RunSpec, run_dir: Path | None, files: FileFolder) ->
     return spec
 
 
-def check_stage_files(spec: RunSpec, folder: Path) -> None:
-    """Read the files of supervised stages through: every line has the form that its stage says.
+def check_stage_files(spec: RunSpec, folder: Path, *, most_written: int | None = None) -> None:
+    """Read the files of supervised stages, which lie below ``folder``, as the run will: nothing in them is refused.
 
-    One line is held at a time; the files lie below ``folder``.  Whether a document fits into the model's context is
-    found out by the run itself.  Raises BadSpec, which names file, line and field.
+    Of each file ``most_written`` documents (absent: all) are written by the model's tokenizer and template, and have to
+    fit into its context; the others have the form that their stage says.  One line is held at a time.  Raises BadSpec,
+    which names file, line and field.
     """
     try:
         for number, stage in enumerate(spec.recipe.stages):
-            _check_stage(number, stage, spec.model, folder)
+            _check_stage(number, stage, spec, folder, most_written)
     except BadRecording as error:
         raise BadSpec([str(error)]) from error
 
 
-def _check_stage(number: int, stage: Stage, model: Model, folder: Path) -> None:
-    if isinstance(stage.data, Recordings):
-        recorded_trajectories(stage.data, model, folder)
-    if isinstance(stage.data, Chat | Text):
-        _check_lines(stage.data, folder, f"recipe.stages.{number}.data.file")
-
-
-def _check_lines(data: Chat | Text, folder: Path, field: str) -> None:
-    path = file_below(folder, data.file, field)
-    check_digest(path, data.sha256, field)
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
-                _check_line(data, line, f"{path}", number)
-    except OSError as error:
-        raise BadRecording(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _check_line(data: Chat | Text, line: bytes, path: str, number: int) -> None:
-    if not line.strip():
+def _check_stage(number: int, stage: Stage, spec: RunSpec, folder: Path, most_written: int | None) -> None:
+    data, field = stage.data, f"recipe.stages.{number}.data"
+    if isinstance(data, Recordings):
+        recorded_trajectories(data, spec.model, folder)
+    if not isinstance(data, Chat | Text):
         return
-    if len(line) > MOST_LINE_BYTES:
-        raise BadRecording(f"{path}, line {number}: is longer than {MOST_LINE_BYTES} bytes: one document a line")
-    try:
-        check_line(data, line.decode().rstrip("\r\n"), number)
-    except UnicodeDecodeError as error:
-        raise BadRecording(f"{path}, line {number}: is no UTF-8: {error.reason}") from error
-    except ValueError as error:
-        raise BadRecording(f"{path}: {error}") from error
+    path = file_below(folder, data.file, f"{field}.file")
+    check_digest(path, data.sha256, f"{field}.file")
+    examples = FileExamples(
+        path,
+        _document_check(stage, data, spec, most_written),
+        field=field,
+        context_tokens=model_origin(spec.model).context_tokens,
+        too_long=data.too_long,
+        sha256=data.sha256,
+    )
+    while not examples.read_on(READ_BYTES):
+        pass
+
+
+def _document_check(stage: Stage, data: Chat | Text, spec: RunSpec, most_written: int | None) -> LineReader:
+    written, write = count(), line_reader(stage, spec.model, renderer_for(spec.model, spec.environment))
+
+    def check(line: str, number: int) -> Sequences:
+        if most_written is None or next(written) < most_written:
+            return write(line, number)
+        check_line(data, line, number)
+        return _UNWRITTEN
+
+    return check
 
 
 def _pinned(field: str, named: PinnedFile, before: Any, files: FileFolder) -> PinnedFile:

@@ -18,7 +18,7 @@ from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
 from engine.launch.pinned_dataset import with_pinned_dataset
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
-from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
+from engine.launch.run_files import MOST_WRITTEN, FileFolder, check_stage_files, with_pinned_files
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import ALERTS, Quarantine
@@ -70,7 +70,7 @@ def carry_out(
     if in_process and spec.resources.placement.needs_ray:
         remedy = "leave out --in-process, or the table"
         raise BadSpec([f"{file}: resources.placement: one process has no cluster to be placed on; {remedy}"])
-    check_stage_files(spec, file.parent)
+    check_stage_files(spec, file.parent, most_written=MOST_WRITTEN)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
@@ -183,5 +183,6 @@ def _report_outcome(
         if any((folder / "checkpoints").iterdir()):
             print(f"weights: {folder / 'checkpoints'}")
         return code
-    print(f"to go on: {again}", file=sys.stderr)
+    if code != exit_codes.RUN_FAILED:  # which another attempt would end as
+        print(f"to go on: {again}", file=sys.stderr)
     return CANCELLED if attempt.ending == "cancelled" else exit_codes.ATTEMPT_FAILED

@@ -24,6 +24,8 @@ Sequences = Sequence[tuple[list[int], list[bool]]]
 LineReader = Callable[[str, int], Sequences]
 """The example of a line and of its number, from 1.  Raises ValueError, which names line, field and remedy."""
 
+MOST_SHOWN = 3
+"""Documents that cannot be learned from, of which is reported why; the others are counted."""
 MOST_LINE_BYTES = 64 * 2**20
 """A longer line is no conversation but a file that lacks its newlines."""
 
@@ -65,13 +67,15 @@ class Counts:
     split: int = 0
     untaught: int = 0
     """Nothing of them would have been learned."""
+    refused: int = 0
+    """They cannot be learned from."""
 
 
 class FileExamples:
     """The examples of a file of JSON documents, one a line.
 
-    ``read_on`` is called until it answers True; only then are there examples.  Raises BadRecording for a file, and
-    RunFailed for one that changes afterwards.
+    ``read_on`` is called until it answers True; only then are there examples.  Raises BadRecording for a file, at its
+    end for all of its documents together, and RunFailed for one that changes afterwards.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class FileExamples:
         self._hash = hashlib.sha256()
         self._stamp = (0, 0)
         self._line = 0
+        self._refusals: list[str] = []
         self._offsets: array[int] = array("q")
         self._lines: array[int] = array("q")
         self._parts: array[int] = array("q")
@@ -143,7 +148,13 @@ class FileExamples:
 
     def _index(self, line: bytes, offset: int) -> None:
         self.counts.documents += 1
-        for part, sequences in enumerate(self._fitting(self._sequences(line, self._line), self.counts)):
+        try:
+            pieces = self._fitting(self._sequences(line, self._line), self.counts)
+        except BadRecording as refusal:
+            self.counts.refused += 1
+            self._refusals = [*self._refusals, str(refusal)][:MOST_SHOWN]
+            return
+        for part, sequences in enumerate(pieces):
             if not any(map(any, (learned for _, learned in sequences))):
                 self.counts.untaught += 1
                 continue
@@ -191,16 +202,29 @@ class FileExamples:
                 f"{self._field}.sha256 = {self._sha256!r}: {self.path} has {digest}; "
                 "name the file that was meant, or its present content"
             )
-        if not self.counts.examples:
-            raise BadRecording(f"{self.path}: holds nothing to learn ({self.counts.documents} documents)")
+        self._check_documents()
         self.digest = digest
+
+    def _check_documents(self) -> None:
+        counts, refusals = self.counts, self._refusals
+        if counts.refused == 1:
+            raise BadRecording(refusals[0])
+        if counts.refused:
+            shown = refusals[:1] if counts.refused == counts.documents else refusals
+            reasons = " | ".join(refusal.removeprefix(f"{self.path}: ") for refusal in shown)
+            number = f"{counts.refused} of {counts.documents} documents"
+            raise BadRecording(f"{self.path}: {number} cannot be learned from, first: {reasons}")
+        if not counts.examples:
+            why = f"{counts.documents} documents, {counts.dropped} too long, {counts.untaught} with no turn to learn"
+            remedy = f"write one document a line with something to learn, or name another file in {self._field}.file"
+            raise BadRecording(f"{self.path}: holds nothing to learn ({why}); {remedy}")
 
     def _check_unchanged(self, file: BinaryIO) -> None:
         if _stamp_of(file) != self._stamp:
             raise RunFailed(f"{self.path} has changed since the run read it; a run learns from one content")
 
     def _where(self, line: int) -> str:
-        return f"{self.path}, line {line}"
+        return f"{self.path}: line {line}"
 
 
 def _stamp_of(file: BinaryIO) -> tuple[int, int]:
