@@ -62,8 +62,9 @@ class SupervisedSequence:
 def documents_in(lines: Iterable[str]) -> Iterator[ChatDocument]:
     """One document per line that is not blank.  Raises DocumentRefused."""
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield document_in(line, number)
+        text = line.removeprefix("\ufeff") if number == 1 else line
+        if text.strip():
+            yield document_in(text, number)
 
 
 def document_in(line: str, number: int) -> ChatDocument:
@@ -199,6 +200,8 @@ def _sequences(written: Transcript, trains: Iterator[bool]) -> Iterator[Supervis
 
 
 def _json(line: str, number: int) -> Any:
+    if number == 1 and line.lstrip().startswith("["):
+        raise _refused(number, "", line, "this is no JSON object but an array, as of all documents together", _LINES)
     try:
         return _parsed(line)
     except (ValueError, RecursionError) as error:
@@ -383,6 +386,7 @@ class _Reader:
             raise _refused(self.line, path, content[unknown[0]], "this is not understood", known)
 
 
+_LINES = "write one document a line: jq -c '.[]' FILE > FILE.jsonl makes lines of an array"
 _FORM = f"write it as {_EXAMPLE}: from -> role (human -> user, gpt -> assistant), value -> content"
 _FIRST = "begin with a message of the system or the user"
 _TURN = "add what the model should learn to say, as a message of the assistant"

@@ -8,6 +8,7 @@ The renderer that turns a line into token ids is handed in: training knows none.
 import hashlib
 import os
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +116,7 @@ class FileExamples:
                 self._finish()
                 return True
             self._hash.update(line)
-            if line.strip():
+            if line.removeprefix(BOM_UTF8).strip():
                 self._index(line, offset)
         return False
 
@@ -166,7 +167,8 @@ class FileExamples:
 
     def _sequences(self, line: bytes, number: int) -> Sequences:
         try:
-            return self._reader(line.decode().rstrip("\r\n"), number)
+            # A byte order mark may open a file.
+            return self._reader(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"), number)
         except UnicodeDecodeError as error:
             raise BadRecording(f"{self._where(number)}: is no UTF-8: {error.reason} at byte {error.start}") from error
         except ValueError as error:

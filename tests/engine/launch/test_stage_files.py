@@ -11,6 +11,7 @@ import pytest
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.launch.run_files import check_stage_files
 from engine.launch.sample_model import make_sample_model
+from engine.training.examples import FileExamples
 
 USER = {"role": "user", "content": "1+1="}
 PHRASE = {"role": "assistant", "content": "2"}
@@ -142,3 +143,32 @@ def test_a_run_that_can_never_go_on_is_not_offered_to(run_toml: Path) -> None:
     assert "do not fit into model.context_tokens" in done.stderr
     assert "--resume" not in done.stderr
     assert "to go on" not in done.stderr
+
+
+def test_a_file_with_a_byte_order_mark_is_taken_and_read_again(run_toml: Path) -> None:
+    file = run_toml.parent / "chat.jsonl"
+    file.write_text(json.dumps(GOOD) + "\n", encoding="utf-8-sig")
+    check_stage_files(spec_from_file(run_toml), run_toml.parent)
+    file.write_text("\n", encoding="utf-8-sig")
+    assert "holds nothing to learn (0 documents" in refusal(run_toml)
+    file.write_text(json.dumps(GOOD) + "\n\ufeff" + json.dumps(GOOD) + "\n")
+    assert "line 2" in refusal(run_toml)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_that_is_one_array_is_refused_in_one_sentence(run_toml: Path, indent: int | None) -> None:
+    (run_toml.parent / "chat.jsonl").write_text(json.dumps([GOOD, GOOD], indent=indent))
+    reason = refusal(run_toml)
+    assert "this is no JSON object but an array, as of all documents together; write one document a line: jq" in reason
+    assert "line 2" not in reason
+
+
+def test_an_example_of_a_file_with_a_byte_order_mark_is_read_as_it_was_counted(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps({"text": "ab"}) + "\n", encoding="utf-8-sig")
+    made = FileExamples(
+        file, lambda line, _: [([1, *map(ord, json.loads(line)["text"])], [False, True, True])],
+        field="f", context_tokens=9, too_long="refuse", sha256=None,
+    )  # fmt: skip
+    assert made.read_on(2**20)
+    assert made.samples(0)[0].token_ids.tolist() == [1, 97, 98]

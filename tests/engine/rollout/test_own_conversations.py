@@ -191,3 +191,15 @@ def test_a_turn_without_a_thought_is_learned_without_the_empty_one_that_the_temp
     silent = chat_renderer(folder, reasoning="off")
     (sequence,) = supervised_sequences(read({"messages": [USER, PHRASE]}), silent)
     assert whole.startswith(silent.text(sequence.token_ids))
+
+
+@pytest.mark.parametrize("text", ["[", json.dumps([{"messages": [USER, PHRASE]}]), "[\n {\n"])
+def test_a_file_that_is_one_array_is_refused_with_how_to_make_lines_of_it(text):
+    problem = refused(None, text.splitlines()[0])
+    assert problem.message == "this is no JSON object but an array, as of all documents together"
+    assert problem.remedy == "write one document a line: jq -c '.[]' FILE > FILE.jsonl makes lines of an array"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_document():
+    line = json.dumps({"messages": [USER, PHRASE]})
+    assert read(None, "\ufeff" + line) == read(None, line)
