@@ -1,16 +1,37 @@
 """``python -m engine.datasets VERB``: a worker's own process for files that nobody has looked at yet.
 
-Each verb prints one JSON document.  The worker bounds its memory and its time, and it may die of what it reads.
+Each verb prints one JSON document.  What is wrong stands on stderr as well, a line each with field, value and remedy:
+the process ends with 1 where files are refused, and with 2 where nothing could be read.  The worker bounds its memory
+and its time, and it may die of what it reads.
 """
 
 import argparse
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from engine.datasets.request import FolderRefused
+from engine.environments.dataset_reader import DamagedDataset
+from engine.spec.dataset_report import LengthsReport, PreparationReport, RowFault
+from engine.spec.problems import Problem
 from engine.spec.strict import Strict
 
+REFUSED, UNREADABLE = 1, 2
+SHOWN_FAULTS = 20
+"""Faults on stderr; the report has more of them."""
 
-def main() -> None:
-    print(_report(_options()).model_dump_json())
+
+def main() -> int:
+    try:
+        report = _report(_options())
+    except (FolderRefused, DamagedDataset) as error:
+        print(error, file=sys.stderr)
+        return UNREADABLE
+    print(report.model_dump_json())
+    refusals = list(_refusals(report))
+    if refusals:
+        print("\n".join(refusals), file=sys.stderr)
+    return REFUSED if refusals else 0
 
 
 def _options() -> argparse.Namespace:
@@ -50,5 +71,21 @@ def _report(options: argparse.Namespace) -> Strict:
             return measure(options.folder, options.model, options.progress, seconds=options.seconds)
 
 
+def _refusals(report: Strict) -> Iterator[str]:
+    """The lines of a report that is refused."""
+    if isinstance(report, LengthsReport) and report.state == "refused":
+        yield report.problem
+    if isinstance(report, PreparationReport) and report.state == "refused":
+        yield from map(_line, report.shown_faults[:SHOWN_FAULTS])
+        if (more := report.faults - SHOWN_FAULTS) > 0:
+            yield f"and {more} more: the report on stdout has the first {len(report.shown_faults)}"
+
+
+def _line(fault: RowFault) -> str:
+    line = f"line {fault.line}" if fault.line is not None else ""
+    place = ", ".join(part for part in (fault.file, line, fault.column) if part)
+    return str(Problem(place, fault.value, fault.message, fault.remedy))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.datasets.canonical import parsed_text
-from engine.datasets.preparation import SOURCE
+from engine.datasets.request import SOURCE, check_source
 from engine.datasets.source_files import rows_of, source_files
 from engine.datasets.sources import SourceRow, shown
 from engine.spec.dataset_preparation import MOST_COLUMNS, ColumnMapping
@@ -44,6 +44,8 @@ _NAMES = {
 
 
 def inspect(folder: Path) -> SourceReport:
+    """Raises FolderRefused."""
+    check_source(folder)
     found: list[dict[str, Any]] = []
     faults: list[RowFault] = []
     for file in source_files(folder / SOURCE)[:MOST_FILES_LOOKED_AT]:

@@ -5,40 +5,48 @@
     sealing      the files of the version, and its manifest, whose digest is its name
 
 A process works for a slice of time and ends; the next one goes on at its last commit (``workbench.py``).  With one
-fault nothing is sealed.
+fault nothing is sealed.  Once the request or a file of the source is another one, the work begins anew.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from engine.datasets.canonical import canonical
 from engine.datasets.overlaps import compare
+from engine.datasets.request import SOURCE, preparation_in
 from engine.datasets.sealing import seal
 from engine.datasets.similarity import Bands, band_keys, evened, question_of, text_digest
 from engine.datasets.source_files import rows_of, source_files
 from engine.datasets.sources import Place, Read, SourceRow, fault
 from engine.datasets.splits import split_of
-from engine.datasets.workbench import Workbench
+from engine.datasets.workbench import Workbench, workbench_for
 from engine.spec.dataset_preparation import MOST_COLUMNS, MOST_SPLITS, Preparation
 from engine.spec.dataset_report import DuplicatesReport, PreparationReport, RowFault
 from engine.spec.dataset_row import DatasetRow
 
-SOURCE, REQUEST, SEALED = "source", "preparation.json", "sealed"
+SEALED = "sealed"
 MOST_ROWS = 20_000_000
 COMMIT_EVERY_S = 5.0
 
 
 def prepare(folder: Path, *, seconds: float) -> PreparationReport:
-    """Work on the preparation that lies in the folder, until it is done or the time is over."""
-    request = Preparation.model_validate_json((folder / REQUEST).read_bytes())
+    """Work on the preparation that lies in the folder, until it is done or the time is over.  Raises FolderRefused."""
+    request = preparation_in(folder)
     similarity = request.duplicates.similarity
     bands = None if similarity is None else Bands.for_similarity(similarity)
-    workbench = Workbench(folder, bands)
+    workbench = workbench_for(folder, bands, _asked(folder, request))
     try:
         return _Preparing(folder, request, bands, workbench, time.monotonic() + seconds).work()
     finally:
         workbench.close()
+
+
+def _asked(folder: Path, request: Preparation) -> str:
+    """What the rows depend on, as far as it shows without reading them."""
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source_files(folder / SOURCE)]
+    return json.dumps([request.model_dump(mode="json"), files])
 
 
 class _Preparing:

@@ -6,6 +6,7 @@ and it is cut off.  So a preparation goes on at its last commit.
 
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,18 @@ CREATE TABLE groups (digest BLOB PRIMARY KEY, split INTEGER NOT NULL, file TEXT 
 CREATE TABLE faults (number INTEGER PRIMARY KEY, document TEXT NOT NULL);
 CREATE TABLE overlaps (row INTEGER PRIMARY KEY, other INTEGER NOT NULL, similarity REAL NOT NULL);
 """
+
+
+def workbench_for(folder: Path, bands: Bands | None, asked: str) -> "Workbench":
+    """The workbench of what is asked for; one that was begun for something else is begun anew."""
+    workbench = Workbench(folder, bands)
+    if workbench.value("asked", asked) != asked:
+        workbench.close()
+        (folder / "work.sqlite").unlink()
+        shutil.rmtree(workbench.folder)
+        workbench = Workbench(folder, bands)
+    workbench.keep("asked", asked)
+    return workbench
 
 
 class Workbench:

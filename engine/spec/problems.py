@@ -26,6 +26,10 @@ class Problem:
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
+    def inside(self, document: str) -> "Problem":
+        """The same problem where several documents are asked: its field begins with the name of this one."""
+        return replace(self, field=f"{document}: {self.field}" if self.field else document)
+
     def renamed(self, table: str, to: str) -> "Problem":
         """The same problem of the table ``to``, which is read as ``table`` is; its remedy names ``to`` as well."""
         if not self.field.startswith(f"{table}."):

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.datasets.preparation import REQUEST, SOURCE, prepare
+from engine.datasets.preparation import prepare
+from engine.datasets.request import REQUEST, SOURCE
 from engine.spec.dataset_preparation import Preparation
 from engine.spec.dataset_report import PreparationReport
 
