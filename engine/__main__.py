@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     model_check = commands.add_parser("model-check", help="say what a model's folder holds, or why it is not used")
     model_check.add_argument("folder", type=Path)
     model_check.add_argument("--json", action="store_true", help="for programs")
+    model_check.add_argument(
+        "--seconds", type=_number(1), default=10**9, help="of reading weights at most (default: to their end)"
+    )
+    model_check.add_argument(
+        "--after-bytes", type=_number(0), default=0, help="go on behind so many bytes of the weights (default: 0)"
+    )
     model_check.set_defaults(run=_model_check)
     chat = commands.add_parser("chat", help="talk with a model or a checkpoint, line by line")
     which = chat.add_mutually_exclusive_group(required=True)
@@ -205,7 +211,7 @@ def _make_model(options: argparse.Namespace) -> int:
 def _model_check(options: argparse.Namespace) -> int:
     from engine.launch.model_check import checked, in_words
 
-    report = checked(options.folder)
+    report = checked(options.folder, after_bytes=options.after_bytes, seconds=options.seconds)
     print(report.model_dump_json() if options.json else in_words(report))
     return 0 if report.problem is None else BAD_SPEC
 

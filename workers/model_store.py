@@ -42,9 +42,9 @@ from workers.version_work import (
 )
 
 SLICE_S = 20.0
-"""How long a task stores pieces before others have their turn."""
-CHECK_S, CHECK_BYTES = 120, 8 * 2**30
-"""What the engine's check may take: time by the clock, and address space."""
+"""How long a task stores pieces, or reads weights, before others have their turn."""
+CHECK_S, CHECK_BYTES = 180, 32 * 2**30
+"""What the engine's check may take, a slice of reading weights included: time by the clock, and address space."""
 _LONGEST_LICENCE_BYTES = 2**17
 
 
@@ -74,27 +74,31 @@ def _seal(version: ModelVersion) -> None:
     write_durably(folder / MANIFEST, text.encode())
     version.sha256 = hashlib.sha256(text.encode()).hexdigest()
     version.state, version.state_since = VersionState.CHECKING, timezone.now()
-    version.heartbeat_at = version.state_since
-    version.save(update_fields=["sha256", "state", "state_since", "heartbeat_at"])
+    version.heartbeat_at, version.bytes_done = version.state_since, 0
+    version.save(update_fields=["sha256", "state", "state_since", "heartbeat_at", "bytes_done"])
 
 
 # Checking
 def _check(version: ModelVersion) -> None:
-    """Raises SourceRefused for what the engine would refuse."""
+    """A slice of it, for all weights are read.  Raises SourceRefused for what the engine would refuse."""
     ModelVersion.objects.filter(id=version.id).update(heartbeat_at=timezone.now())
     folder = version.partial_folder if version.partial_folder.is_dir() else version.folder
     (folder / JOURNAL).unlink(missing_ok=True)
-    report = engine_report(folder)
+    report = engine_report(folder, after_bytes=version.bytes_done)
     if report.problem is not None:
-        problem = report.problem
-        raise SourceRefused(problem.field, str(problem.value), problem.message, problem.remedy)
+        problem, others = report.problem, [other.message for other in report.more_problems]
+        raise SourceRefused(problem.field, str(problem.value), "; ".join([problem.message, *others]), problem.remedy)
+    if report.bytes_read < report.weight_bytes:
+        report_progress(version, report.bytes_read)
+        return
     _publish(version, report, folder)
 
 
-def engine_report(folder: Path) -> ModelReport:
+def engine_report(folder: Path, *, after_bytes: int = 0) -> ModelReport:
     """What the engine says of the folder, in a process that may die of it.  Raises SourceRefused if it does."""
     try:
         command = ["engine", "model-check", str(folder), "--json"]
+        command += ["--seconds", str(int(SLICE_S)), "--after-bytes", str(after_bytes)]
         return ModelReport.model_validate_json(output_of(command, seconds=CHECK_S, most_bytes=CHECK_BYTES))
     except EngineFailed as failed:
         how = str(failed)
@@ -115,6 +119,7 @@ def _publish(version: ModelVersion, report: ModelReport, folder: Path) -> None:
         same = version.model.versions.filter(sha256=version.sha256, state=VersionState.READY).first()
         if same is not None:
             version.same_as, version.state, version.state_since = same, VersionState.SAME, timezone.now()
+            version.bytes_done = version.bytes
             version.save()
         else:
             put_in_place(folder, version.folder)

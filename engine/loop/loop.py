@@ -21,6 +21,7 @@ stages in supervised.py.  What the sandboxes tried is emitted by a thread (secur
 last of it before ``finished``.
 """
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ from engine.loop.supervised import StageRunner
 from engine.loop.task_filter import TaskFilter
 from engine.loop.teacher import Teacher, teacher_of
 from engine.loop.usage import UsageLog
+from engine.models.refusal import ModelFolderRefused
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.spec import event
@@ -174,7 +176,7 @@ class Loop:
         self._events.admit_losses()
         async with self._phases.phase("start", done):
             self._milestones.set_aside(found)
-            if problems := lacking(self._spec):
+            if problems := await asyncio.to_thread(lacking, self._spec):  # it may read all weights once
                 reason = "; ".join(map(str, problems))
                 # Memory that it had before is free again once its present owners end.
                 if found.state is not None and not lacking(self._spec, free_bytes=total_memory()):
@@ -197,7 +199,7 @@ class Loop:
             await self._workers.start()
         except SandboxUnavailable as error:
             raise RunFailed(f"sandboxes cannot be made here: {error}") from error
-        except BadRecording as error:
+        except (BadRecording, ModelFolderRefused) as error:
             raise RunFailed(str(error)) from error
 
     def _task_filter(self) -> TaskFilter:

@@ -1,6 +1,7 @@
 """What a run needs of the model that it names, asked of its folder before a start.
 
-Nothing of the folder is run, and no weight is read.  A built-in model needs nothing.
+Nothing of the folder is run.  Weights are read before they are trained, to see that all of them are numbers; a chat
+reads none here.  A built-in model needs nothing.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from importlib.util import find_spec
 
 from engine.loop.generator_requirements import free_memory
 from engine.models.described_weights import REMEDY, weights_problem
+from engine.models.finite_weights import REMEDY as ANOTHER_FILE
+from engine.models.finite_weights import nonfinite_problem
 from engine.models.folder import ModelFolder, opened_folder
 from engine.models.memory import (
     TrainerMemory,
@@ -50,6 +53,8 @@ def lacking_in_model(
         problems = [*_context(folder, origin), *_vocabulary(folder, spec.model), *_lora(folder, origin.model)]
         if not problems and (mismatch := weights_problem(folder)) is not None:
             return [Problem("model.path", str(folder.path), mismatch, REMEDY)]
+        if not problems and with_trainer and (damage := nonfinite_problem(folder)) is not None:
+            return [Problem("model.path", str(folder.path), damage, ANOTHER_FILE)]
     except ModelFolderRefused as unusable:
         return [unusable.problem]
     recipe = spec.recipe if with_trainer else None

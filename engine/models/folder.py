@@ -42,6 +42,8 @@ class TensorHeader:
     dtype: str
     """As safetensors spells it, e.g. ``BF16``."""
     file: Path
+    begins: int
+    """Where its first byte stands in the file."""
 
     @property
     def elements(self) -> int:
@@ -190,7 +192,12 @@ def _headers(file: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
             described = {name: _described(entry) for name, entry in header.items() if name != "__metadata__"}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _in_file(field, file, f"is damaged: its header is no safetensors header ({error})", remedy) from None
-    end = max((stop for _, _, _, stop in described.values()), default=0)
+    end = 0
+    for name, (_, _, start, stop) in sorted(described.items(), key=lambda entry: entry[1][2:]):
+        if start != end:
+            message = f"is damaged: {name} does not begin where the tensor before it ends"
+            raise _in_file(field, file, message, remedy)
+        end = stop
     if size - 8 - length != end:
         raise _in_file(
             field, file, f"is damaged: its header describes {8 + length + end} bytes, and it has {size}", remedy
@@ -206,7 +213,7 @@ def _headers(file: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
                 f"{name} is {dtype}, and only floating-point weights are trained",
                 "use an unquantised model",
             )
-        yield name, TensorHeader(shape, dtype, file)
+        yield name, TensorHeader(shape, dtype, file, 8 + length + start)
 
 
 def _described(entry: Any) -> tuple[tuple[int, ...], str, int, int]:

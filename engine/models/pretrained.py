@@ -261,6 +261,9 @@ class PretrainedNetwork(nn.Module):
         self.eval()
         ours = self.logits(self.hidden(ids_BT)[0]).float()
         theirs = self.lm(input_ids=ids_BT, use_cache=False).logits[0].float()
+        if not theirs.isfinite().all():
+            problem = f"{type(self.lm).__name__} computes NaN or Inf with its weights in {self.spec.dtype}"
+            raise _unusable(self._source, problem, 'use model.dtype = "float32", or download the model again')
         if not torch.allclose(ours, theirs, rtol=0, atol=HEAD_TOLERANCE * max(1.0, theirs.abs().max().item())):
             raise _unusable(
                 self._source,
@@ -353,7 +356,15 @@ def _delta(layer: Any) -> Tensor:
     return (product.T if getattr(layer, "fan_in_fan_out", False) else product) * scaling
 
 
-def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrainedModel:
+def check_loading(source: Path) -> None:
+    """Build the network and compare it with the names and shapes of the weights, none of which is read.
+
+    Raises ModelFolderRefused for what ``PretrainedNetwork.loaded`` would refuse.
+    """
+    _loaded(source, PretrainedModel(path=str(source)), torch.float32, device_map="meta")
+
+
+def _loaded(source: Path, model: PretrainedModel, held: torch.dtype, **places: str) -> PreTrainedModel:
     opened_folder(source)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -364,6 +375,7 @@ def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrain
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **places,
         )
     except Exception as error:  # of what a folder says, transformers raises classes of many packages
         first_line = (str(error).splitlines() or [""])[0][:300]

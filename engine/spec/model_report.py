@@ -18,6 +18,8 @@ class ModelReport(Strict):
     """What the folder holds; with a problem nothing else is said."""
 
     problem: ModelProblem | None = None
+    more_problems: list[ModelProblem] = []
+    """What is wrong besides."""
     architecture: str = ""
     parameters: int = 0
     context_tokens: int | None = None
@@ -28,3 +30,9 @@ class ModelReport(Strict):
     """The form in which its chat template writes tool calls; ``code-fence`` where it writes none."""
     lost_characters: str = ""
     """Printable ones of ASCII, newline and tab that its tokenizer cannot hold: prompts would lose them."""
+    notes: list[str] = []
+    """What a run has to choose because of the folder, each a sentence."""
+    bytes_read: int = 0
+    """How many bytes of the weights were looked at, where nothing was wrong with them."""
+    weight_bytes: int = 0
+    """All of them."""

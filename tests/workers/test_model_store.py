@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from safetensors.torch import load_file, save_file
 
 from engine.launch.job import launch_from_file
 from engine.models.catalog import catalog_folder
 from engine.models.refusal import ModelFolderRefused
 from engine.spec.model_files import MANIFEST, CatalogFolder
+from engine.spec.model_report import ModelReport
 from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of
 from tests.webapp.models import judged_by
@@ -224,6 +226,30 @@ def test_a_damaged_file_is_named_and_nothing_is_left_of_it(imported: Imported, r
     assert not [path for path in (root.parent / "models").rglob("*") if path.is_file()]
     assert bytes_of(team) == 0
     assert Model.objects.get().last_number == 0
+
+
+def test_weights_that_are_no_numbers_are_named_and_never_published(imported: Imported, root: Path) -> None:
+    file = root / "qwen" / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, file, metadata={"format": "pt"})
+    assert "model.safetensors: model.norm.weight holds NaN" in reported(imported())
+    assert Model.objects.get().last_number == 0
+
+
+def test_weights_are_read_in_slices_to_their_end(imported: Imported, root: Path, monkeypatch: Any) -> None:
+    asked, engine_report = list[int](), model_store.engine_report
+
+    def first_slice(folder: Path, *, after_bytes: int) -> ModelReport:
+        asked.append(after_bytes)
+        report = engine_report(folder, after_bytes=after_bytes)
+        assert report.bytes_read == report.weight_bytes > 8192
+        return report.model_copy(update={"bytes_read": after_bytes + 4096}) if len(asked) < 3 else report
+
+    monkeypatch.setattr(model_store, "engine_report", first_slice)
+    version = imported()
+    assert (version.state, asked) == ("ready", [0, 4096, 8192])
+    assert version.bytes_done == version.bytes
 
 
 def test_a_template_that_never_ends_is_refused(imported: Imported, root: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine.launch.job import launch_from_file
 from engine.launch.model_check import checked
@@ -18,8 +19,9 @@ from engine.models.refusal import ModelFolderRefused
 from engine.spec.launch import Launch
 from engine.spec.model import PretrainedModel
 from engine.spec.model_files import MANIFEST, PIECE_BYTES, CatalogFolder, ModelManifest, StoredFile
+from engine.spec.model_report import ModelProblem
 from engine.spec.run import RunSpec
-from tests.engine.models.folders import FAMILIES, folder_of
+from tests.engine.models.folders import FAMILIES, folder_of, other_folder
 
 
 @pytest.fixture
@@ -102,6 +104,91 @@ def test_printable_characters_that_the_tokenizer_cannot_hold_are_reported(folder
     (folder / "tokenizer.json").write_text(json.dumps(description))
     assert checked(folder).lost_characters == "^~"
     assert check(folder).stdout.rstrip().endswith("hermes; its tokenizer cannot hold ^ ~: prompts lose them")
+
+
+def changed(folder: Path, **config: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def spoilt(folder: Path) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"hidden_size": "32"}, "config.json: hidden_size = '32': must be a whole number of at least 1"),
+        ({"hidden_size": -32}, "config.json: hidden_size = -32: must be a whole number"),
+        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers = 0: must be"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share them evenly"),
+        ({"hidden_act": "frob"}, "transformers cannot load it: 'frob' (config.json: hidden_act = 'frob')"),
+        ({"model_type": "frob"}, "(config.json: model_type = 'frob')"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "weights of its architecture are missing"),
+    ],
+)
+def test_a_network_that_no_run_could_build_is_refused(folder: Path, config: dict[str, Any], why: str) -> None:
+    problem = checked(changed(folder, **config)).problem
+    assert problem is not None
+    assert why in problem.message
+    assert (problem.field, problem.value) == ("folder", folder.name)
+    assert problem.remedy
+
+
+def test_a_network_that_other_generators_serve_is_fine_with_a_note() -> None:
+    report = checked(other_folder("gemma2"))
+    assert report.problem is None
+    [note, *_] = report.notes
+    assert note.startswith("resources.generator: config.json: model_type = 'gemma2': the torch generator serves ")
+
+
+def test_a_template_without_tools_is_fine_with_a_note(folder: Path) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(
+        plain + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    report = checked(folder)
+    assert (report.problem, report.template) == (None, "code-fence")
+    [note] = report.notes
+    assert note.startswith("in an environment with tools: model.tool_calls = 'auto': ")
+    assert "use code-fence" in note
+    assert note in check(folder).stdout
+    assert checked(folder_of("qwen3")).notes == []
+
+
+def test_everything_that_is_wrong_is_reported_at_once(folder: Path) -> None:
+    (changed(spoilt(folder), num_hidden_layers=0) / "tokenizer.json").unlink()
+    lines = check(folder).stdout.splitlines()
+    assert len(lines) == 3
+    for words in ("no tokenizer.json", "num_hidden_layers = 0", "model.norm.weight holds NaN"):
+        assert any(words in line for line in lines), words
+    report = json.loads(check(folder, "--json").stdout)
+    assert [report["problem"], *report["more_problems"]] == [dict(problem) for problem in problems_of(folder)]
+
+
+def problems_of(folder: Path) -> list[ModelProblem]:
+    report = checked(folder)
+    return [problem for problem in (report.problem, *report.more_problems) if problem is not None]
+
+
+def test_weights_that_are_no_numbers_are_named_by_file_and_tensor(folder: Path) -> None:
+    [problem] = problems_of(spoilt(folder))
+    assert (problem.field, problem.value) == ("folder", "qwen")
+    assert problem.message == "model.safetensors: model.norm.weight holds NaN"
+    assert problem.remedy.startswith("download the file again")
+
+
+def test_a_slice_says_how_far_it_came(folder: Path) -> None:
+    whole = json.loads(check(folder, "--json", "--seconds", "100").stdout)
+    assert whole["bytes_read"] == whole["weight_bytes"] == 4 * whole["parameters"]
+    part = checked(folder, seconds=0)
+    assert 0 < part.bytes_read < part.weight_bytes
+    assert checked(folder, after_bytes=part.bytes_read).bytes_read == part.weight_bytes
+    assert checked(folder, after_bytes=part.bytes_read, seconds=0).bytes_read > part.bytes_read
 
 
 def test_a_tokenizer_beyond_the_network_is_refused(folder: Path) -> None:

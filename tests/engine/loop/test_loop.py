@@ -15,8 +15,10 @@ from engine.cluster.workers import ActorLost
 from engine.launch import exit_codes
 from engine.loop import generator_requirements, loop
 from engine.loop.state import RunState
+from engine.models.refusal import ModelFolderRefused
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
+from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import Updated, UpdateRequest
@@ -164,6 +166,19 @@ def test_a_step_without_any_episode_fails_the_run_for_good(rig: Callable[..., Ri
     last = service.events[-1]
     assert (last["kind"], last["outcome"]) == ("finished", "failed")
     assert last["reason"] == "no episode of step 1 could be played (24 sandbox-lost)"
+
+
+class Unloadable(InProcessWorkers):
+    async def start(self) -> None:
+        raise ModelFolderRefused(Problem("model.path", "qwen", "transformers cannot load it", "use another model"))
+
+
+def test_a_model_that_a_member_refuses_fails_the_run_for_good_in_one_line(
+    rig: Callable[..., Rig], service: Any
+) -> None:
+    assert rig(Unloadable).start().ended() == exit_codes.RUN_FAILED
+    assert service.events[-1]["reason"] == "model.path = 'qwen': transformers cannot load it; use another model"
+    assert "Traceback" not in str(service.events)
 
 
 class Dying(InProcessWorkers):

@@ -207,6 +207,15 @@ def test_weights_that_are_not_those_of_the_config_are_refused_by_name(folder: Pa
     assert reason in report.problem.message
 
 
+def test_weights_that_are_no_numbers_are_refused_before_they_are_trained(folder: Path) -> None:
+    rewritten(folder / "model.safetensors", **{UP: lambda held: held * float("nan")})
+    found = problem(spec_of(folder))
+    assert (found.field, found.value) == ("model.path", str(folder))
+    assert found.message == f"model.safetensors: {UP} holds NaN"
+    assert found.remedy.startswith("download the file again")
+    assert model_requirements.lacking_in_model(spec_of(folder), with_trainer=False) == []
+
+
 def test_a_context_beyond_the_window_that_a_layer_looks_back_on_is_refused(folder: Path) -> None:
     change(folder / "config.json", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=128)
     found = problem(spec_of(folder))

@@ -114,6 +114,17 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         "64 sizes at most",
     ),
     "config of a terabyte": (lambda folder: os.truncate(folder / "config.json", 2**40), "config.json.*bytes long"),
+    "tensors that share bytes": (
+        lambda folder: (
+            header(
+                folder,
+                b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+                b'"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+            ),
+            (folder / "model.safetensors").open("ab").write(b"abcd"),
+        )[0],
+        "w does not begin where the tensor before it ends",
+    ),
     "negative offsets": (
         lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[0],"data_offsets":[-4,0]}}'),
         "is damaged",

@@ -1,13 +1,14 @@
 """A model folder as a network to train: what it computes, exports and saves is what transformers makes of it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.models.adapted_weights import AdaptedWeights
@@ -213,6 +214,15 @@ def test_a_head_that_does_more_than_is_known_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(type(made.lm), "forward", scaled)
     with pytest.raises(ModelFolderRefused, match="does more than this trainer knows"):
         network()
+
+
+def test_weights_with_which_nothing_can_be_computed_are_not_taken_for_another_head(tmp_path: Path) -> None:
+    shutil.copytree(folder_of("qwen3"), tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"].fill_(3e38)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFolderRefused, match=r"computes NaN or Inf with its weights in float32; use model\.dtype"):
+        network_for(PretrainedModel(path=str(tmp_path)), seed=0, device=CPU)
 
 
 def other_network(family: Other, path: Path | None = None, **changes: Any) -> PretrainedNetwork:
