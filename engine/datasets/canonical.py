@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from engine.datasets.json_lines import parsed
-from engine.datasets.sources import SourceRow, fault
+from engine.datasets.sources import SourceRow, fault, value_at
 from engine.spec.dataset_preparation import ColumnMapping
 from engine.spec.dataset_report import RowFault
 from engine.spec.dataset_row import DatasetRow
+from engine.spec.json_faults import json_fault
 from engine.spec.problems import problems_in
 
 _TEXTS = ("id", "prompt", "answer", "tests", "image", "group")
@@ -23,25 +25,55 @@ _UNNAMED = "0" * 32
 
 def canonical(file: Path, row: SourceRow, mapping: ColumnMapping) -> DatasetRow | list[RowFault]:
     """The row, or everything that is wrong with it.  Without a mapped id it is named by its content."""
-    faults: list[RowFault] = []
+    faults = list(_of_another_form(file, row, mapping))
     parts: dict[str, Any] = {}
     for part, column in mapping.parts.items():
+        given = value_at(row.values, column)
         try:
-            value = _part(part, row.values.get(column))
+            value = _part(part, given)
         except ValueError as error:
-            remedy = f"write it as a {'JSON object' if part == 'metadata' else 'text'}, or map another column to {part}"
-            if part == "messages":
-                remedy = 'write it as a list: [{"role": "user", "content": ...}]'
-            faults.append(fault(file, row.line, column, row.values[column], str(error), remedy))
+            remedy = _AS_OPENAI if str(error) == _SHAREGPT else _remedy(part, column, given)
+            faults.append(fault(file, row.line, column, given, str(error), remedy))
             continue
         if value is not None:
             parts[part] = value
     if mapping.metadata_keys:
-        kept = {key: row.values[key] for key in mapping.metadata_keys if row.values.get(key) is not None}
+        known = {key: value_at(row.values, key) for key in mapping.metadata_keys}
+        kept = {key: value for key, value in known.items() if value is not None}
         parts["metadata"] = {**parts.get("metadata", {}), **kept} or None
     if faults:
         return faults
     return _validated(file, row, parts, mapping)
+
+
+def _of_another_form(file: Path, row: SourceRow, mapping: ColumnMapping) -> Iterator[RowFault]:
+    """Rows of forms that are known and not taken, each named in one fault."""
+    if mapping.prompt == "instruction" and "output" in row.values and "input" not in mapping.columns:
+        # What Alpaca asks stands in two columns: without the second one half the questions would be lost.
+        if (given := row.values.get("input")) not in (None, ""):
+            message = "this is the form of Alpaca, whose question goes on in input, and a prompt is one column"
+            remedy = "write both into one column (instruction, an empty line, input), or keep input by metadata_keys"
+            yield fault(file, row.line, "input", given, message, remedy)
+
+
+def _remedy(part: str, column: str, given: Any) -> str:
+    if part == "messages":
+        return 'write it as a list: [{"role": "user", "content": ...}]'
+    if part == "prompt" and isinstance(given, list):
+        return "map it to messages in place of prompt, or map a column of texts"
+    if part != "metadata" and isinstance(given, dict) and given:
+        return f"map a field of it to {part}: {', '.join(f'{column}.{name}' for name in list(given)[:10])}"
+    return f"write it as a {'JSON object' if part == 'metadata' else 'text'}, or map another column to {part}"
+
+
+_SHAREGPT = "this is the form of ShareGPT"
+_AS_OPENAI = (
+    'write it as [{"role": "user", "content": ...}]: from -> role (human -> user, gpt -> assistant), value -> content'
+)
+
+
+def _is_sharegpt(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and isinstance(given[0], dict) and "from" in given[0]
 
 
 def _part(part: str, value: Any) -> Any:
@@ -53,7 +85,9 @@ def _part(part: str, value: Any) -> Any:
     structured = parsed_text(value) if isinstance(value, str) else value
     wanted, name = (dict, "JSON object") if part == "metadata" else (list, "list of messages")
     if not isinstance(structured, wanted):
-        raise ValueError(f"it is no {name} but a {_kind(structured)}")
+        raise ValueError(f"it is no {name} but {_kind(structured)}")
+    if part == "messages" and _is_sharegpt(structured):
+        raise ValueError(_SHAREGPT)
     return structured
 
 
@@ -62,7 +96,7 @@ def _text(part: str, value: Any) -> str:
         return value
     if part in _WITH_NUMBERS and isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise ValueError(f"it is no text but a {_kind(value)}")
+    raise ValueError(f"it is no text but {_kind(value)}")
 
 
 def parsed_text(text: str) -> Any:
@@ -71,11 +105,13 @@ def parsed_text(text: str) -> Any:
         return parsed(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {json_fault(error)}") from None
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "object", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
-    return names.get(type(value), type(value).__name__)
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number"}
+    return names.get(type(value), "a number" if isinstance(value, float) else "nothing")
 
 
 def _validated(

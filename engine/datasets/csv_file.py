@@ -1,9 +1,14 @@
-"""CSV (RFC 4180) and TSV: the first record names the columns, an empty cell is an absent value."""
+"""CSV (RFC 4180) and TSV: the first record names the columns, an empty cell is an absent value.
+
+Lines end with LF, CRLF or CR.
+"""
 
 import csv
+import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from engine.datasets.json_lines import NAME, NO_NAME, text_of
 from engine.datasets.lines import LONGEST_ROW_BYTES, lines_of
@@ -12,6 +17,7 @@ from engine.spec.dataset_preparation import MOST_COLUMNS
 from engine.spec.dataset_report import RowFault
 
 _DELIMITERS = ",;\t"
+_BEGINNING_BYTES = 2**16
 
 
 class _Refused(Exception):
@@ -44,8 +50,7 @@ class _Records:
             except _Refused as refused:
                 yield first_line, refused.fault
             except csv.Error as error:
-                remedy = 'write a quote within a quoted cell twice (""), and close each quoted cell'
-                yield first_line, fault(self._file, first_line, "", "", f"the record is no CSV: {error}", remedy)
+                yield first_line, fault(self._file, first_line, "", "", *_in_words(error))
             else:
                 yield first_line, cells
                 continue
@@ -66,9 +71,50 @@ class _Records:
             yield text + "\n"
 
 
+class _WithCarriageReturns(io.RawIOBase):
+    """A file whose lines end with CR, as one whose lines end with LF: all of it stands at the same places."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._under = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._under.read(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(content)] = content
+        return len(content)
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        return self._under.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._under.tell()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    with file.open("rb") as opened:
+        beginning = opened.read(_BEGINNING_BYTES)
+        opened.seek(0)
+        ends_with_cr = b"\r" in beginning and b"\n" not in beginning
+        yield io.BufferedReader(_WithCarriageReturns(opened)) if ends_with_cr else opened
+
+
+def _in_words(error: csv.Error) -> tuple[str, str]:
+    """Message and remedy."""
+    if "new-line character" in str(error):
+        return "a carriage return stands in a cell without quotes", "quote the cell, or end every line in the same way"
+    remedy = 'write a quote within a quoted cell twice (""), and close each quoted cell'
+    return f"the record is no CSV: {error}", remedy
+
+
 def csv_rows(file: Path, position: int, number: int) -> Iterator[Read]:
     delimiter = _delimiter_of(file)
-    with file.open("rb") as opened:
+    with _opened(file) as opened:
         header = _Records(file, opened, 0, 1, delimiter)
         _, columns = next(iter(header), (1, []))
         if isinstance(columns, list):
@@ -110,6 +156,6 @@ def _refusal_of(file: Path, columns: list[str]) -> RowFault | None:
 
 def _delimiter_of(file: Path) -> str:
     """What separates the columns' names; a comma where none of the usual ones does."""
-    with file.open("rb") as opened:
-        header = opened.readline(2**16)
+    with _opened(file) as opened:
+        header = opened.readline(_BEGINNING_BYTES)
     return max(_DELIMITERS, key=lambda delimiter: header.count(delimiter.encode()))

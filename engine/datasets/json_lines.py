@@ -11,9 +11,12 @@ from engine.datasets.lines import LONGEST_ROW_BYTES, Line, lines_of
 from engine.datasets.sources import Read, SourceFault, SourceRow, fault
 from engine.spec.dataset_preparation import MOST_COLUMNS
 from engine.spec.dataset_report import RowFault
+from engine.spec.json_faults import json_fault
 
 NAME = re.compile(r"[^\x00-\x1f\ud800-\udfff]{1,300}")
 NO_NAME = "no name of 1 to 300 characters that a text may have"
+_ON_ONE_LINE = "write one JSON object a line, on one line"
+_ON_LINES = "write each object of the list on a line of its own, as `jq -c '.[]' FILE` does"
 _LONGEST_NUMBER = 400
 """Digits of a number."""
 
@@ -40,10 +43,12 @@ def object_of(file: Path, line: Line) -> dict[str, Any] | RowFault:
         message, remedy = "objects and lists are nested too deeply", "flatten them"
         return fault(file, line.number, "", text[:80], message, remedy)
     except ValueError as error:
-        message = f"the line is no JSON: {str(error)[:200]}"
-        return fault(file, line.number, "", text, message, "write one JSON object a line, on one line")
+        message = f"the line is no JSON: {json_fault(error)}"
+        return fault(file, line.number, "", text, message, _ON_LINES if text.lstrip()[:1] == "[" else _ON_ONE_LINE)
+    if isinstance(values, list):
+        return fault(file, line.number, "", text, "the line is no object but a list", _ON_LINES)
     if not isinstance(values, dict):
-        message = f"the line is no object but a {type(values).__name__}"
+        message = f"the line is no object but {text[:40].strip()}"
         return fault(file, line.number, "", text, message, 'write it as {"prompt": ...}')
     if len(values) > MOST_COLUMNS:
         message = f"the row has {len(values)} columns, and may have {MOST_COLUMNS}"

@@ -67,10 +67,14 @@ def _rows(file: Path, opened: Any, position: int) -> Iterator[Read]:
 
 
 def _read(file: Path, row: int, values: dict[str, Any]) -> Read:
-    try:
-        plain = {name: _plain(value) for name, value in values.items() if value is not None}
-    except ValueError as error:
-        return SourceFault(fault(file, row, "", "", str(error), "convert the column to text"), row, row + 1)
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            if value is not None:
+                plain[name] = _plain(value)
+        except ValueError as error:
+            remedy = "convert the column to text, or write the file without it"
+            return SourceFault(fault(file, row, name, value, str(error), remedy), row, row + 1)
     return SourceRow(row, plain, row, row + 1)
 
 
@@ -88,4 +92,4 @@ def _plain(value: Any) -> Any:
         case datetime.datetime() | datetime.date() | datetime.time():
             return value.isoformat()
         case _:
-            raise ValueError(f"the row holds a {type(value).__name__}, which no JSON has")
+            raise ValueError(f"it holds {type(value).__name__}, which no JSON has")

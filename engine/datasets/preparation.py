@@ -19,7 +19,7 @@ from engine.datasets.request import SOURCE, preparation_in
 from engine.datasets.sealing import seal
 from engine.datasets.similarity import Bands, band_keys, evened, question_of, text_digest
 from engine.datasets.source_files import rows_of, source_files
-from engine.datasets.sources import Place, Read, SourceRow, fault
+from engine.datasets.sources import Place, Read, SourceRow, fault, value_at
 from engine.datasets.splits import split_of
 from engine.datasets.workbench import Workbench, workbench_for
 from engine.spec.dataset_preparation import MOST_COLUMNS, MOST_SPLITS, Preparation
@@ -58,6 +58,7 @@ class _Preparing:
         self._files = source_files(folder / SOURCE)
         self._columns: dict[str, None] = dict.fromkeys(workbench.value("columns", []))
         self._row = workbench.value("rows", 0)
+        self._paths = [column for column in request.mapping.columns if "." in column]
 
     def work(self) -> PreparationReport:
         if self._workbench.value("stage", "reading") == "reading":
@@ -102,6 +103,8 @@ class _Preparing:
             self._workbench.complain(read.fault)
             return
         self._columns.update(dict.fromkeys(read.values))
+        paths = [column for column in self._paths if column not in self._columns]
+        self._columns.update(dict.fromkeys(path for path in paths if value_at(read.values, path) is not None))
         row = canonical(file, read, self._request.mapping)
         faults = row if isinstance(row, list) else list(self._stage(file, read, row))
         if len(self._columns) > MOST_COLUMNS:
@@ -193,7 +196,7 @@ class _Preparing:
             self._workbench.complain(fault(source, None, "", "", "there is no row", "give files with a row at least"))
         for column in self._request.mapping.columns if self._columns else []:
             if column not in self._columns:
-                remedy = f"map one of: {', '.join(list(self._columns)[:20])}"
+                remedy = f"map one of: {', '.join(list(self._columns)[:20])}; a field inside of one as column.field"
                 self._workbench.complain(fault(source, None, column, column, "no row has this column", remedy))
         if self._request.splitting.kind == "share" and self._row:
             for share in self._request.splitting.splits:

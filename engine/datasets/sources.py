@@ -37,6 +37,19 @@ class SourceFault:
     next_line: int
 
 
+def value_at(values: dict[str, Any], column: str) -> Any:
+    """The value of a column, or of a field inside one by its dotted path; None where there is none.
+
+    A column whose own name has the dots goes before the path.
+    """
+    if column in values:
+        return values[column]
+    inner: Any = values
+    for name in column.split("."):
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    return inner
+
+
 Read = SourceRow | SourceFault
 
 

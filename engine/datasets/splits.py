@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from engine.datasets.similarity import evened, question_of
-from engine.datasets.sources import SourceRow, fault
+from engine.datasets.sources import SourceRow, fault, value_at
 from engine.spec.dataset_preparation import OneSplit, Preparation, SplitsByFile, SplitsByShare
 from engine.spec.dataset_report import RowFault
 from engine.spec.dataset_row import DatasetRow
@@ -29,7 +29,7 @@ def split_of(file: Path, source: SourceRow, row: DatasetRow, preparation: Prepar
 
 
 def _given(file: Path, source: SourceRow, column: str) -> str | RowFault:
-    value = source.values.get(column)
+    value = value_at(source.values, column)
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
     message = "the row names no split" if value is None else "that is no name of a split"

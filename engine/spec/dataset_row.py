@@ -67,12 +67,39 @@ class RecordedToolCall(Strict):
 
 
 class DatasetMessage(Strict):
+    """A message as own chat files have it, ``engine/rollout/chat_documents.py``; what says nothing is left out."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
+    reasoning_content: Text | None = None
+    """What the assistant thought before it spoke."""
     name: Text | None = None
     tool_calls: list[RecordedToolCall] | None = None
     """The calls of the assistant alone."""
     tool_call_id: Text | None = None
+    is_error: bool | None = None
+    """Whether a message of a tool says that the call failed; None: it did not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, given: Any) -> Any:
+        """OpenAI's API returns a null for the content of a message that only calls."""
+        if not isinstance(given, dict):
+            return given
+        silent = {"is_error"} if given.get("is_error") is False else set[str]()
+        if given.get("content", "") is None and given.get("tool_calls"):
+            silent.add("content")
+        return {name: value for name, value in given.items() if name not in silent} if silent else given
+
+    @model_validator(mode="after")
+    def _only_the_assistant_thinks_and_only_tools_fail(self) -> Self:
+        if self.reasoning_content is not None and self.role != "assistant":
+            message = f"a message of the {self.role} has no thought"
+            raise impossible("reasoning_content", self.reasoning_content, message, "move it into content")
+        if self.is_error is not None and self.role != "tool":
+            message = f"a message of the {self.role} answers no call"
+            raise impossible("is_error", self.is_error, message, "leave it out; it belongs to messages of tools")
+        return self
 
     @model_validator(mode="after")
     def _only_the_assistant_calls(self) -> Self:

@@ -75,6 +75,8 @@ def _unaskable(row: DatasetRow) -> str | None:
     messages = row.messages or []
     if any(message.tool_calls or message.role == "tool" for message in messages):
         return "its messages hold tool calls, which no episode can begin with"
+    if any(message.reasoning_content for message in messages):
+        return "its messages hold thoughts (reasoning_content), which no episode can begin with"
     if messages and messages[-1].role != "user":
         return f"its last message is one of the {messages[-1].role}; the question of a user must end it"
     return None

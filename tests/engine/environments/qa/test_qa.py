@@ -208,6 +208,17 @@ def test_what_cannot_be_checked_is_refused_with_its_rows(sums: Dataset, settings
         environment(sums, **settings)
 
 
+def test_thoughts_of_earlier_turns_are_refused_and_not_left_out_without_a_word(tmp_path: Path) -> None:
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "Two and two."}
+    rows = [
+        {"m": [{"role": "user", "content": "2 + 2?"}, turn, {"role": "user", "content": f"And {n}?"}], "a": "4", "s": s}
+        for n, s in enumerate(["train", "heldout"])
+    ]
+    dataset = stored(tmp_path, rows, {"messages": "m", "answer": "a", "split": "s"})
+    with pytest.raises(UnusableEnvironment, match=r"hold thoughts \(reasoning_content\), which no episode"):
+        environment(dataset)
+
+
 def test_a_version_without_held_out_rows_is_refused(tmp_path: Path) -> None:
     rows = [row | {"s": "train"} for row in ROWS]
     with pytest.raises(UnusableEnvironment, match="no rows for heldout"):
