@@ -86,12 +86,14 @@ class UsageLog:
 
 def process_uses(before: UsageReading, now: UsageReading) -> list[ProcessUse]:
     """What each process took between two readings; one that was not there before, since it began."""
-    known = {process.pid: process for process in before.processes}
-    return [_process_use(known.get(process.pid), before.at, process, now.at) for process in now.processes]
+    known = {(process.name, process.pid): process for process in before.processes}  # pids of two nodes may be equal
+    return [
+        _process_use(known.get((process.name, process.pid)), before.at, process, now.at) for process in now.processes
+    ]
 
 
 def _process_use(before: ProcessReading | None, before_at: float, process: ProcessReading, at: float) -> ProcessUse:
-    if before is None or before.name != process.name:
+    if before is None:
         since, cpu_s = process.began_at, 0.0
     else:
         since, cpu_s = before_at, before.cpu_s

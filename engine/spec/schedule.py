@@ -33,7 +33,8 @@ class Schedule(Combination):
     ``truncated``: the same, and over what ``top_k``, ``top_p`` and ``min_p`` keep, as it is sampled."""
     async_ratio: int = Field(default=0, ge=0, le=16)
     """How many versions old a rollout may be when it is trained on, counted from its first token.  0: generation and
-    training take turns, and a run with ``threads = 1`` repeats exactly.  Above: they overlap (docs/staleness.md)."""
+    training take turns, and a run with ``threads = 1`` and without redundancy repeats exactly.  Above: they overlap
+    (docs/staleness.md)."""
     weight_exchange: Literal["in-flight", "episode-borders"] = "in-flight"
     """When the generator takes new weights, above ``async_ratio`` 0.  ``in-flight``: at once, between two tokens; what
     is being played goes on with them.  ``episode-borders``: no episode begins until those that are being played have

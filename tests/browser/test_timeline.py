@@ -58,7 +58,7 @@ def test_lanes_follow_the_run_and_can_go_back_to_steps_that_the_page_has_not_kep
     expect(lanes.locator("[data-steps]")).to_have_text("step 1", timeout=PATIENCE_MS)
     expect(lanes.get_by_role("button", name="Earlier")).to_be_disabled()
     engine.emit(story.step(8), 8)
-    expect(page.locator(".waits")).to_contain_text("When step 8 ended", timeout=PATIENCE_MS)
+    expect(page.locator(".waits")).to_contain_text("When step 8 took its batch", timeout=PATIENCE_MS)
     expect(lanes.locator("[data-steps]")).to_have_text("step 1")  # who looks back is not torn away
     lanes.get_by_role("button", name="Newest").click()
     expect(lanes.locator("[data-steps]")).to_have_text("steps 7 to 8", timeout=PATIENCE_MS)
@@ -69,7 +69,7 @@ def test_lanes_follow_the_run_and_can_go_back_to_steps_that_the_page_has_not_kep
     expect(lanes.locator("[data-steps]")).to_have_text("steps 5 to 6", timeout=PATIENCE_MS)
     later = [story.event("lanes", step=step, spans=story.spans(story.now, step)) for step in range(9, 32)]
     engine.emit([*later, *story.step(32)], 32)
-    expect(page.locator(".waits")).to_contain_text("When step 32 ended", timeout=PATIENCE_MS)
+    expect(page.locator(".waits")).to_contain_text("When step 32 took its batch", timeout=PATIENCE_MS)
     expect(lanes.locator("[data-steps]")).to_have_text("steps 5 to 6")
     page.route("**/lanes?*", lambda route: route.fulfill(status=503))
     earlier.click()

@@ -15,7 +15,10 @@ from django.db import connection
 from engine.spec.event import LaneSpan
 
 LANES: dict[str, tuple[str, str]] = {
-    "generation": ("Generation", "The policy writes: one span for each turn that the generator samples."),
+    "generation": (
+        "Generation",
+        "Rollouts are played: one span for each group, from its start until all of it is back, its tools included.",
+    ),
     "environment": (
         "Environment",
         "Tools run and environments take their steps, while the policy waits for what comes of them.",

@@ -101,11 +101,13 @@ def _occupancy(values: Values, step: int) -> list[str]:
     if any(count is None for count in counts):
         return []
     ready, running, waiting = (int(count or 0) for count in counts)
-    return [f"When step {step} ended, {ready} groups were ready for training, {running} in play and {waiting} planned."]
+    return [f"When step {step} took its batch, {ready} groups were ready, {running} in play and {waiting} planned."]
 
 
 def _taking_turns(values: Values, steps: Sequence[int], taken_s: float) -> list[str]:
-    collect_s = _sum(values, "perf/collect_seconds", steps)
+    # With redundancy, groups are played beside updates too, and what is collected began before the step.
+    waited = "buffer/trainer_waited_seconds"
+    collect_s = _sum(values, waited if waited in values else "perf/collect_seconds", steps)
     update_s = _sum(values, "perf/update_seconds", steps)
     return [
         f"{_over(steps)} took {duration(taken_s)}. Training waited {_part(collect_s, taken_s)} of it for rollouts;"

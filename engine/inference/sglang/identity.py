@@ -37,6 +37,12 @@ class Expected:
 
     async def check(self, client: SglangClient) -> None:
         """Raises WrongServer with the field, the value and the remedy; ServerGone, ServerRefused."""
+        await self.identify(client)
+        await self._check_vocabulary(client)
+        await self._check_logprobs(client)
+
+    async def identify(self, client: SglangClient) -> None:
+        """What it says of itself, of which it samples nothing.  Raises as ``check`` does."""
         info, server = await client.model_info(), await client.server_info()
         self._check_architecture(client.url, info)
         # What it was started with: the path in ``info`` is that of its newest weights.
@@ -51,8 +57,6 @@ class Expected:
             )
         if self.adapter is not None:
             self._check_adapter(client.url, self.adapter, server, info)
-        await self._check_vocabulary(client)
-        await self._check_logprobs(client)
 
     def _check_adapter(
         self, url: str, adapter: ServedAdapter, server: Mapping[str, Any], info: Mapping[str, Any]

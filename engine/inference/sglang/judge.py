@@ -40,6 +40,9 @@ CPU_TOKENS = 4096
 class AnswersInMessages:
     """An ``Expectation``: the server has a tokenizer and a template."""
 
+    async def identify(self, client: SglangClient) -> None:
+        """Judges have no servers but those that the engine started."""
+
     async def check(self, client: SglangClient) -> None:
         document = {"model": "judge", "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
         status, _, body = await client.chat(document)

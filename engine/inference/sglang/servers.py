@@ -121,6 +121,10 @@ async def reading_of(server: Server) -> ServerReading:
 
 
 class Expectation(Protocol):
+    async def identify(self, client: SglangClient) -> None:
+        """Look at what a server says of itself, which changes nothing there.  Raises as ``check`` does."""
+        ...
+
     async def check(self, client: SglangClient) -> None:
         """Raises where a server is not what it is meant to be; ServerGone, ServerRefused."""
         ...
@@ -247,6 +251,7 @@ class Fleet:
             server.client = SglangClient(server.process.url, api_key=server.process.api_key)
         await self._ready(server)
         if server.process is None:
+            await self._expected.identify(server.client)  # one that is not ours is left as it is
             await self._take_over(server.client)
         await self._checked(server)
         async with self.weights:

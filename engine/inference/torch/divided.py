@@ -110,6 +110,10 @@ class _Place:
         return "down" if self.restarts else "starting"
 
 
+class NoRoomForDecoders(RuntimeError):
+    """The disk of temporary files cannot hold the weights."""
+
+
 class DividedGenerator:
     """A ``Generator`` (engine/inference/interface.py) over ``decoders`` processes, which begin at once."""
 
@@ -422,4 +426,10 @@ def _write(source: WeightSource, file: Path) -> None:
         held = tensor.detach().cpu().contiguous()
         tensors[name] = held.clone() if held.data_ptr() in places else held
         places.add(held.data_ptr())
+    needed, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(file.parent).free
+    if needed > free:
+        raise NoRoomForDecoders(
+            f"resources.decoders: weights go to decoders through a file of {needed / 2**20:.1f} MiB in {file.parent}, "
+            f"where {free / 2**20:.1f} MiB are free; set TMPDIR to a folder on another disk, or use decoders = 1"
+        )
     save_file(tensors, file)

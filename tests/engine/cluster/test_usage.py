@@ -190,6 +190,12 @@ def assert_metrics_by_role(events: list[dict[str, Any]], roles: set[str]) -> Non
     assert sum(memory) == pytest.approx(values["perf/rss_mib"])
 
 
+def test_equal_pids_of_two_nodes_are_two_processes() -> None:
+    before = UsageReading(100.0, (process(5.0, name="generator"), process(1.0, name="rollout-0")))
+    now = UsageReading(110.0, (process(15.0, name="generator"), process(2.0, name="rollout-0")))
+    assert [use.cores for use in process_uses(before, now)] == [1.0, 0.1]
+
+
 def test_children_of_a_thread_that_ends_in_the_middle_of_a_look_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

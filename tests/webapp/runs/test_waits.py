@@ -33,6 +33,11 @@ def test_only_the_newest_ten_steps_count() -> None:
     assert sentences_of(seconds, total_steps=15, overlaps=False)[0].startswith("The last 10 steps took 10 s.")
 
 
+def test_a_run_with_redundancy_waited_for_what_its_trainer_waited() -> None:
+    metrics = values(2, perf__step_seconds=1.0, perf__collect_seconds=4.0, buffer__trainer_waited_seconds=0.5)
+    assert "Training waited 1.0 s (50%)" in " ".join(sentences_of(metrics, total_steps=9, overlaps=False))
+
+
 def test_a_run_that_takes_turns_waits_by_its_phases() -> None:
     turns = values(1, perf__step_seconds=10.0, perf__collect_seconds=7.0, perf__update_seconds=2.0)
     (words,) = sentences_of(turns, total_steps=9, overlaps=False)

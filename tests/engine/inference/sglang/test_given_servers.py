@@ -14,6 +14,7 @@ import torch
 from engine.inference.sglang.client import Adapter, ServerGone, ServerRefused, SglangClient
 from engine.inference.sglang.factory import KEYS, _given
 from engine.inference.sglang.generator import SglangGenerator
+from engine.inference.sglang.identity import WrongServer
 from engine.inference.sglang.servers import Fleet, Server, ServersLost, Timings
 from engine.inference.sglang.weights import TensorExchange
 from engine.spec.sglang import Sglang
@@ -73,6 +74,9 @@ class GivenServer:
 
 class SamplesOne:
     """An ``Expectation``."""
+
+    async def identify(self, client: SglangClient) -> None:
+        """Any server will do."""
 
     async def check(self, client: SglangClient) -> None:
         await client.generate("check", (1,), {"max_new_tokens": 1}, behaviour_logprobs=False)
@@ -141,6 +145,22 @@ async def test_a_server_that_a_killed_attempt_left_paused_goes_on() -> None:
         await killed.close()
         async with closing(fleet(given)) as alone:
             assert len(await alone.up()) == 1
+
+
+class AnotherModel(SamplesOne):
+    async def identify(self, client: SglangClient) -> None:
+        await client.model_info()
+        raise WrongServer("it serves another model")
+
+
+async def test_a_server_that_is_not_ours_is_left_as_it_is() -> None:
+    given = GivenServer()
+    async with given.listening():
+        servers = [Server(0, None, SglangClient(given.url))]
+        async with closing(Fleet(servers, TensorExchange(torch.float32, ranks=1), AnotherModel(), TIMINGS)) as alone:
+            with pytest.raises(WrongServer, match="another model"):
+                await alone.all_started()
+    assert given.asked == ["/server_info", "/model_info"]
 
 
 async def test_a_server_that_is_left_within_an_exchange_of_weights_goes_on() -> None:

@@ -16,6 +16,9 @@ class Late:
     def __init__(self, misses: int) -> None:
         self.misses = misses
 
+    async def identify(self, client: SglangClient) -> None:
+        raise AssertionError("the engine started it")
+
     async def check(self, client: SglangClient) -> None:
         self.misses -= 1
         if self.misses >= 0:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from engine.cluster.generators import hand_over_weights, reports_of, servers_of
 from engine.inference.interface import GenerationAborted
-from engine.inference.torch.divided import DecodersLost, DividedGenerator
+from engine.inference.torch.divided import DecodersLost, DividedGenerator, NoRoomForDecoders
 from engine.inference.torch.factory import builtin_generator, torch_generator
 from engine.inference.torch.generator import NonFiniteLogits, TorchGenerator
 from engine.inference.torch.memory import PROCESS_BYTES, divided_bytes, lacking_memory, memory_of
@@ -132,6 +133,18 @@ async def test_weights_that_do_not_fit_leave_the_old_ones_in_every_decoder(divid
         await divided.load_weights(narrow, 2)
     kill(divided, 0)
     assert await asyncio.gather(*(episode(divided, number) for number in range(4))) == before
+    assert divided.stats()["version"] == 1
+
+
+async def test_a_disk_without_room_for_the_weights_is_named_with_the_remedy(
+    divided: DividedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await episode(divided, 0)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**40, 2**40, 1024))
+        with pytest.raises(NoRoomForDecoders, match=r"resources\.decoders.* MiB are free; set TMPDIR .* decoders = 1"):
+            await divided.load_weights(weights(6), 2)
+    assert await episode(divided, 0) == before
     assert divided.stats()["version"] == 1
 
 
