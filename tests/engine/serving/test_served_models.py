@@ -643,7 +643,9 @@ async def test_a_key_is_revoked_while_a_model_is_loaded_and_where_sweeping_fails
             raise OSError("a generator's folder is gone")
 
     monkeypatch.setattr(models, "sweep", sweeping)
-    looking = asyncio.create_task(command._look_after(door, models, argparse.Namespace(file=file, alive=alive)))
+    looking = asyncio.create_task(
+        command._look_after(door, models, content, argparse.Namespace(file=file, alive=alive))
+    )
     async with asyncio.timeout(10):
         if sweeps == "wait":
             await models._changing.acquire()
