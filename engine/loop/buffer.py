@@ -162,6 +162,11 @@ class GroupBuffer:
         self._ready[prompt] = ready
         return ready
 
+    @property
+    def ready(self) -> list[ReadyGroup]:
+        """The groups that a step may take."""
+        return list(self._ready.values())
+
     def drop(self, prompt: int) -> bool:
         """Give the slot of a ready group, which teaches nothing, to another; False where that was done often enough."""
         if len(self._dropped) >= self._most_dropped:

@@ -155,6 +155,7 @@ class GenerationLane:
     async def _batch(self) -> tuple[Batch, dict[str, float]]:
         """Wait for it; and how full the buffer was when it was taken."""
         self._step_waits = True
+        self._drop_barren()
         try:
             while True:
                 self._fill()
@@ -162,6 +163,7 @@ class GenerationLane:
                     raise self._failure
                 occupancy = {f"buffer/{status}": float(self._buffer.counts[status]) for status in OCCUPANCY}
                 if (batch := self._buffer.take()) is not None:
+                    self._drop_barren()
                     return batch, occupancy
                 self._changed.clear()
                 with self._phases.progress.waiting_on("generation"):
@@ -278,6 +280,12 @@ class GenerationLane:
             if self._teaches_nothing(group):
                 self._buffer.drop(prompt)
         self._phases.progress.progressed()
+
+    def _drop_barren(self) -> None:
+        """Those that came back when groups had been replaced often enough for the step before."""
+        for entry in self._buffer.ready:
+            if self._teaches_nothing(entry.group):
+                self._buffer.drop(entry.plan.prompt)
 
     def _teaches_nothing(self, group: RolloutGroup) -> bool:
         if self._recipe.selection.dynamic_sampling is None:

@@ -214,6 +214,42 @@ def test_dynamic_sampling_replaces_groups_as_they_come(rig: Made, service: Any) 
     assert max(Counter(rollout["id"] for rollout in trajectories).values()) == 1
 
 
+class Ahead(Noted):
+    """For a while one group in four teaches something; the first update waits until nothing more is played."""
+
+    running: ClassVar[int]
+    taught: ClassVar[set[int]] = {*range(6), *range(8, 30, 4), *range(30, 100)}
+
+    async def start(self) -> None:
+        type(self).running = 0
+        await super().start()
+
+    async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
+        type(self).running += 1
+        collected = await super().collect_group(requests, enough=enough, fewest=fewest)
+        type(self).running -= 1
+        collected.trajectories = [
+            trajectory.model_copy(update={"success": trajectory.prompt in self.taught and trajectory.member == 0})
+            for trajectory in collected.trajectories
+        ]
+        return collected
+
+    async def update(self, request: UpdateRequest) -> Updated:
+        while request.step == 1 and self.running:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+        return await super().update(request)
+
+
+def test_groups_that_came_back_when_enough_were_replaced_are_replaced_for_the_next_step(
+    rig: Made, service: Any
+) -> None:
+    sampling = {"selection": {"dynamic_sampling": {"max_rounds": 3}}}
+    assert rig(Ahead, sampling, steps=3, async_ratio=2).start().ended() == exit_codes.ENDED
+    trajectories = [event["trajectory"] for event in service.of_kind("trajectory")]
+    at_steps = Counter(rollout["trained_at_step"] for rollout in trajectories)
+    assert (at_steps[1], at_steps[3]) == (24, 24)
+
+
 def test_what_a_group_draws_hangs_on_its_prompt_and_not_on_when_it_starts(small_spec: RunSpec) -> None:
     document = small_spec.model_dump()
     document["schedule"]["async_ratio"] = 3
