@@ -20,10 +20,10 @@ CALLS_NEVER_ARRIVE = {"unknown-tool", "arguments", "frozen"}
     ("ours", "theirs", "left_out"),
     [
         (palestra_env.Task, trajectory.Task, {"part"}),
-        (palestra_env.ToolSchema, message.ToolSchema, set()),
+        (palestra_env.ToolSchema, message.ToolSchema, {"document"}),
         (palestra_env.ToolRequest, message.ToolRequest, {"malformed"}),
         (palestra_env.ToolCall, trajectory.ToolCall, {"arguments", "written", "status", "began_at"}),
-        (palestra_env.Message, message.Message, set()),
+        (palestra_env.Message, message.Message, {"speaker"}),
         (palestra_env.AssistantMessage, message.AssistantMessage, {"malformed"}),
         (palestra_env.Observation, contract.Observation, set()),
         (palestra_env.Rewards, contract.Rewards, set()),
