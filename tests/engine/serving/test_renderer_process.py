@@ -129,8 +129,8 @@ async def test_a_tokenizer_that_makes_a_gigabyte_of_one_character_ends_its_own_p
     make_sample_model(folder, seed=0)
     file = folder / "tokenizer.json"
     described = json.loads(file.read_text())
-    steps = [{"type": "Replace", "pattern": {"String": "\u2603"}, "content": "zzzzzzzzzz"}]
-    steps += [{"type": "Replace", "pattern": {"String": "z"}, "content": "zzzzzzzzzz"}] * 8
+    steps = [{"type": "Replace", "pattern": {"String": "\u2603"}, "content": "\u2604" * 10}]
+    steps += [{"type": "Replace", "pattern": {"String": "\u2604"}, "content": "\u2604" * 10}] * 8
     file.write_text(json.dumps(described | {"normalizer": {"type": "Sequence", "normalizers": steps}}))
     assert chat_problem(folder) is None
     async with serving(both(folder, harmless), tmp_path / "usage") as server:
