@@ -101,6 +101,6 @@ def _started(pid: int) -> str:
     """When it started; empty once it is dead."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     return "" if fields[0] in "ZX" else fields[19]
