@@ -13,6 +13,15 @@ from typing import Any, cast
 LENGTH_BYTES = 8
 
 
+def portable(error: Exception) -> Exception:
+    """The error, or what it says where it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 class Channel(asyncio.Protocol):
     """One end.  ``received`` gets what the other end has sent in one turn; ``ended`` is called when that is gone."""
 

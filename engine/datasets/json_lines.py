@@ -11,7 +11,7 @@ from engine.datasets.lines import LONGEST_ROW_BYTES, Line, lines_of
 from engine.datasets.sources import Read, SourceFault, SourceRow, fault
 from engine.spec.dataset_preparation import MOST_COLUMNS
 from engine.spec.dataset_report import RowFault
-from engine.spec.json_faults import json_fault
+from engine.spec.json_faults import each_key_once, json_fault, no_number
 
 NAME = re.compile(r"[^\x00-\x1f\ud800-\udfff]{1,300}")
 NO_NAME = "no name of 1 to 300 characters that a text may have"
@@ -72,20 +72,9 @@ def text_of(file: Path, line: Line) -> str | RowFault:
 
 def parsed(text: str) -> Any:
     """Raises ValueError also for NaN, numbers beyond a double, and keys that stand twice; and RecursionError."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
-    return values
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    return json.loads(
+        text, object_pairs_hook=each_key_once, parse_constant=no_number, parse_float=_finite, parse_int=_whole
+    )
 
 
 def _finite(text: str) -> float:

@@ -24,6 +24,7 @@ from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
 from engine.rollout.renderers.contract import Renderer, SpelledMark
 from engine.rollout.renderers.tool_calls import spelled_calls
 from engine.rollout.transcript import Transcript
+from engine.spec.json_faults import each_key_once, no_number
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema, unstorable
 from engine.spec.problems import Problem
 
@@ -212,20 +213,7 @@ def _json(line: str, number: int) -> Any:
 
 def _parsed(text: str) -> Any:
     """Raises ValueError also for NaN and for a key that stands twice in one object; and RecursionError."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
-    return entries
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    return json.loads(text, object_pairs_hook=each_key_once, parse_constant=no_number)
 
 
 def _document(content: Any, line: int) -> ChatDocument:

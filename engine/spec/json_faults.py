@@ -1,6 +1,7 @@
 """What is wrong with a text that is no JSON, in words for whoever wrote it and never for whoever parses it."""
 
 import json
+from typing import Any, NoReturn
 
 _IN_WORDS = {
     "Expecting value": "a value is missing or misspelt (a text stands in double quotes)",
@@ -25,3 +26,18 @@ def json_fault(error: ValueError) -> str:
     words = _IN_WORDS.get(error.msg.removesuffix(": "), error.msg)
     line = f"line {error.lineno}, " if "\n" in error.doc else ""
     return f"{words}, at {line}character {error.colno}"
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An ``object_pairs_hook``.  Raises ValueError for a key that stands twice in one object."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
+    return entries
+
+
+def no_number(name: str) -> NoReturn:
+    """A ``parse_constant``.  Raises ValueError for NaN and the infinities."""
+    raise ValueError(f"{name} is no number of JSON")

@@ -7,13 +7,12 @@ It ends when that end is gone, however it went.
 
 import asyncio
 import os
-import pickle
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-from engine.channel import Channel
+from engine.channel import Channel, portable
 from engine.inference.torch.decoder_messages import STARTED, Begin, Call, DecoderReply, StreamedToken
 from engine.inference.torch.generator import TorchGenerator
 from engine.models.folder_weights import FolderWeights
@@ -47,7 +46,7 @@ class _Served:
         try:
             self._generator = undivided_generator(begin.model, begin.resources, seed=begin.seed)
         except Exception as error:  # travels to the one who asked for a decoder
-            self._say(DecoderReply(STARTED, _portable(error), {}))
+            self._say(DecoderReply(STARTED, portable(error), {}))
         else:
             self._say(DecoderReply(STARTED, None, self._generator.stats()))
 
@@ -56,7 +55,7 @@ class _Served:
         try:
             value = await self._called(self._generator, call)
         except Exception as error:  # travels to the one who asked
-            value = _portable(error)
+            value = portable(error)
         self._say(DecoderReply(call.number, value, self._generator.stats()))
 
     async def _called(self, generator: TorchGenerator, call: Call) -> Any:
@@ -73,15 +72,6 @@ class _Served:
 
     def _say(self, message: DecoderReply | StreamedToken) -> None:
         self._channel.send(message)
-
-
-def _portable(error: Exception) -> Exception:
-    """The error, or what it says where it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def main(descriptor: int) -> None:

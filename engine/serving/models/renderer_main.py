@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from engine.channel import Channel
+from engine.channel import Channel, portable
 from engine.child_process import end_with_parent
 from engine.rollout.agents.asked import Asked
 from engine.rollout.agents.capture import Call
@@ -70,21 +70,12 @@ class _Served:
             try:
                 value = await getattr(self._rendering, call.method)(*pickle.loads(call.arguments))
             except Exception as error:  # travels to the one who asked
-                value = _portable(error)
+                value = portable(error)
             self._channel.send(RendererReply(call.number, value))
 
     def _received(self, messages: list[Any]) -> None:
         for message in messages:
             self._calls.put_nowait(RendererCall(*message))
-
-
-def _portable(error: Exception) -> Exception:
-    """The error, or what it says where it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def main(descriptor: int, parent: int) -> None:
