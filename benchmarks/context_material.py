@@ -138,17 +138,7 @@ async def _played(spec: RunSpec, demonstrations: Sequence[Demonstration], folder
     for trajectory, demonstration in zip(collected.trajectories, demonstrations, strict=True):
         if trajectory.success != demonstration.succeeds:
             raise MaterialFailed(f"the demonstration of {trajectory.task.id} ended by {trajectory.stop_reason}")
-    return [_timeless(trajectory) for trajectory in collected.trajectories]
-
-
-def _timeless(trajectory: Trajectory) -> Trajectory:
-    """Without the times of its calls."""
-    untimed = {"seconds": 0.0, "began_at": None}
-    turns = [
-        turn.model_copy(update={"tool_calls": [call.model_copy(update=untimed) for call in turn.tool_calls]})
-        for turn in trajectory.turns
-    ]
-    return trajectory.with_turns(turns)
+    return [trajectory.with_turns([turn.untimed for turn in trajectory.turns]) for trajectory in collected.trajectories]
 
 
 def _documents(trajectory: Trajectory) -> Iterator[Trajectory]:

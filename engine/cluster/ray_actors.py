@@ -6,6 +6,7 @@ Actors import what they need in their own process only; a rollout worker never l
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -201,6 +202,10 @@ class RolloutActor(_Placed):
         self._fleet = GeneratorFleet()
         self._worker: RolloutWorker | None = None
         """It plays all groups."""
+
+    async def clock(self) -> float:
+        """Unix seconds, here."""
+        return time.time()
 
     async def start(self) -> None:
         from engine.cluster.sandboxes import opened_parts

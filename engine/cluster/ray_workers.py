@@ -22,6 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
+from engine.cluster.clocks import Clocks, Comparison
 from engine.cluster.generator_client import GeneratorLost
 from engine.cluster.generator_group import GeneratorGroup
 from engine.cluster.process_meter import ProcessMeter
@@ -86,6 +87,7 @@ class RayWorkers:
         self._generators = RayGenerators(spec.resources, self._actors, self._rollouts)
         self._group = GeneratorGroup(spec.resources, self._generators)
         self._meter = ProcessMeter("loop", "loop")
+        self._clocks = Clocks(lambda line: report("warning", line))
         self.replacements = Replacements()
         self._nodes: dict[str, str] = {}
         """By actor: where it stands, or stood when it died."""
@@ -200,10 +202,11 @@ class RayWorkers:
             replies = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
             await self._pass_on_reports()
             missing = []
-            for (_, share), collected in zip(dealt, replies, strict=True):
+            for (name, share), collected in zip(dealt, replies, strict=True):
                 if collected is None:
                     missing += share
                 else:
+                    collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
                     merged.merge(collected)
             if missing:
                 self._report("warning", f"{len(missing)} episodes are played again")
@@ -237,6 +240,7 @@ class RayWorkers:
             collected: Collected = await reply
         except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
             raise error.cause from error
+        collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
         return collected
 
     def _least_loaded(self) -> str:
@@ -275,11 +279,21 @@ class RayWorkers:
         with_servers = [name for name in (*self._generators.names, "judge") if name in self._actors]
         others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name not in with_servers]
         asked = [self._answer_of(self._actors[name].readings) for name in with_servers]
-        found, serving = await asyncio.gather(asyncio.gather(*others), asyncio.gather(*asked))
+        comparing = [self._compare_again(name) for name in self._rollouts if name in self._nodes]
+        found, serving, _ = await asyncio.gather(
+            asyncio.gather(*others), asyncio.gather(*asked), asyncio.gather(*comparing)
+        )
         answers = [answer for answer in serving if answer is not None]
         readings = [self._meter.reading(), *(reading for reading in found if reading is not None)]
         readings += [reading for processes, _ in answers for reading in processes]
         return UsageReading(time.time(), tuple(readings), tuple(server for _, servers in answers for server in servers))
+
+    async def _compare_again(self, name: str) -> None:
+        """Clocks part, and are set.  A worker that does not answer keeps the comparison that it has."""
+        asked_at = time.time()
+        its_time = await self._answer_of(self._actors[name].clock)
+        if its_time is not None:
+            self._clocks.compared(name, self._nodes[name], Comparison(asked_at, its_time, time.time()))
 
     async def _answer_of(self, method: Any) -> Any:
         """None from an actor that is dead, or busy for too long: whoever needs it next finds out."""
@@ -359,11 +373,19 @@ class RayWorkers:
                 await self._actors[name].start.remote()
             reading: ProcessReading = await self._actors[name].reading.remote()
             node: str = await self._actors[name].node_id.remote()
+            if name.startswith("rollout"):
+                self._clocks.forget(name)
+                await self._compare_clock(name, node)
         self._report("info", f"{name} is process {reading.pid}")
         before, self._nodes[name] = self._nodes.get(name, node), node
         if before != node:
             self.replacements.moved[name] += 1
             self._report("warning", f"{name} moved from node {before} to node {node}")
+
+    async def _compare_clock(self, name: str, node: str) -> None:
+        asked_at = time.time()
+        its_time: float = await self._actors[name].clock.remote()
+        self._clocks.compared(name, node, Comparison(asked_at, its_time, time.time()))
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner", self._learner_node):

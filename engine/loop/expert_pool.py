@@ -135,7 +135,7 @@ def as_expert(success: Trajectory) -> Trajectory:
 
 
 def _as_expert_turn(turn: Turn) -> Turn:
-    return turn.model_copy(
+    return turn.untimed.model_copy(
         update={
             "advantages": None,
             "old_logprobs": None,
@@ -143,6 +143,5 @@ def _as_expert_turn(turn: Turn) -> Turn:
             "imitated": False,
             "masked_because": None,
             "verdict": None,
-            "tool_calls": [call.model_copy(update={"seconds": 0.0, "began_at": None}) for call in turn.tool_calls],
         }
     )

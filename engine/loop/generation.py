@@ -252,8 +252,8 @@ class GenerationLane:
         collected = await self._workers.collect_group(
             requests, enough=self._schedule.group_size, fewest=fewest_compared(self._recipe.credit)
         )
-        self._phases.spans.add("generation", f"prompt {plan.prompt}", time.monotonic() - began)
-        self._phases.spans.add_tools(collected.trajectories)
+        self._phases.spans.add("rollouts", f"prompt {plan.prompt}", time.monotonic() - began)
+        self._phases.spans.add_turns(collected.trajectories)
         self._costs.unused_rollouts += collected.unused_rollouts
         self._costs.unused_tokens += collected.unused_tokens
         group = await self._judged(RolloutGroup(plan, tuple(collected.trajectories)))

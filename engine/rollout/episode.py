@@ -199,7 +199,11 @@ class _Episode:
 
     def _turn_of(self, generated: Generated) -> Turn:
         return self._transcript.turn(
-            generated.token_ids, logprobs=generated.logprobs, policy_versions=generated.policy_versions
+            generated.token_ids,
+            logprobs=generated.logprobs,
+            policy_versions=generated.policy_versions,
+            began_at=generated.began_at,
+            seconds=generated.seconds,
         )
 
     # ---- sub-agents ----

@@ -5,8 +5,10 @@ generator's cache, forgets what does not belong there, and sends the rest.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.spec.generation import (
     NO_TRUNCATION,
@@ -93,7 +95,9 @@ class PolicySession:
             truncation=self._truncation,
             logprobs_truncated=self._logprobs_truncated,
         )
+        began_at, began = time.time(), time.monotonic()
         generated = await generated_for(self._generator, request, on_token)
+        generated = replace(generated, began_at=began_at, seconds=time.monotonic() - began)
         self._ids += (*unread, *generated.token_ids)
         self._turn_ends.append(len(self._ids))
         return generated

@@ -22,7 +22,7 @@ No log-prob of a lookahead leaves this module: whatever it returns after a failu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.algorithms import saar
 from engine.environments.contract import Observation
@@ -76,6 +76,8 @@ class Purifier:
         self._renderer, self._tools, self._policy_session, self._session = renderer, tools, policy_session, session
         self._max_turn_tokens = max_turn_tokens
         self._rests = False
+        self._asked_s = 0.0
+        """How long the generator has taken for the repair under way."""
         self.changes: list[Change] = []
 
     async def act(self, number: int, history: Sequence[int], generated: Generated, parsed: Parsed) -> Acted:
@@ -104,6 +106,7 @@ class Purifier:
         return Acted(generated, parsed, await self._session.act(parsed.message))
 
     async def _repaired(self, number: int, history: Sequence[int], failed: Acted, moment: object) -> Acted:
+        self._asked_s = failed.generated.seconds or 0.0
         newest, attempts = await self._corrected(number, history, failed, moment)
         if newest.failed:
             return await self._given_up(number, history, failed, newest, attempts)
@@ -123,6 +126,7 @@ class Purifier:
             generated = await self._policy_session.sample(
                 lookahead, seed=self._request.correction_seed(number, attempt)
             )
+            self._asked_s += generated.seconds or 0.0
             parsed = self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
             if parsed is None or len(parsed.message.requests) != 1:
                 continue
@@ -136,7 +140,7 @@ class Purifier:
         self, number: int, history: Sequence[int], failed: Acted, correction: Acted, attempts: int
     ) -> Acted:
         merged = self._merged(failed, correction)
-        generated = await self._policy_session.force(history, merged.token_ids)
+        generated = await self._forced(history, merged.token_ids, failed)
         start = failed.parsed.begins if merged.repair == "shallow" else 0
         self.changes.append(
             Change(
@@ -153,6 +157,12 @@ class Purifier:
         )
         return Acted(generated, correction.parsed, correction.observation)
 
+    async def _forced(self, history: Sequence[int], token_ids: Sequence[int], failed: Acted) -> Generated:
+        """The turn that stays began with the failed one, and took what all attempts took."""
+        generated = await self._policy_session.force(history, token_ids)
+        asked_s = self._asked_s + (generated.seconds or 0.0)
+        return replace(generated, began_at=failed.generated.began_at, seconds=asked_s)
+
     def _merged(self, failed: Acted, correction: Acted) -> saar.PurifiedTurn:
         """Deep also where the kept reasoning and the new call are longer than a turn may be: no policy says that."""
         likeness = saar.similarity(failed.parsed.message.call_text, correction.parsed.message.call_text)
@@ -166,7 +176,7 @@ class Purifier:
         self, number: int, history: Sequence[int], failed: Acted, newest: Acted, attempts: int
     ) -> Acted:
         self._rests = True
-        generated = await self._policy_session.force(history, newest.generated.token_ids)
+        generated = await self._forced(history, newest.generated.token_ids, failed)
         replaced = newest is not failed
         self.changes.append(
             Change(

@@ -78,8 +78,16 @@ class Transcript:
         """Everything that stands before the next turn."""
         return [*self._before, *self._context]
 
-    def turn(self, token_ids: Sequence[int], *, logprobs: Sequence[float], policy_versions: Sequence[int]) -> Turn:
-        """The next turn, of which nothing is known but its tokens and what was read before it."""
+    def turn(
+        self,
+        token_ids: Sequence[int],
+        *,
+        logprobs: Sequence[float],
+        policy_versions: Sequence[int],
+        began_at: float | None = None,
+        seconds: float | None = None,
+    ) -> Turn:
+        """The next turn, of which nothing is known but how it was sampled and what was read before it."""
         return Turn(
             context_ids=self._context,
             context_text=self._renderer.text(self._context),
@@ -89,6 +97,8 @@ class Transcript:
             policy_versions=list(policy_versions),
             observed_text=self._observed_text,
             experience_span=self._experience_span,
+            began_at=began_at,
+            seconds=seconds,
         )
 
     def wrote(self, turn: Turn) -> TurnPlace:

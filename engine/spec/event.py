@@ -189,13 +189,23 @@ class QuarantineSettled(_Event):
 class LaneSpan(Strict):
     """Somebody was at work from one moment to another."""
 
-    lane: Literal["generation", "environment", "reward", "training", "weights", "devices"]
-    """``devices``: who had those that generator and trainer share, with ``schedule.multiplexing``."""
+    lane: Literal["rollouts", "generation", "environment", "reward", "training", "weights", "devices"]
+    """``rollouts``: a group, from its start until all of it was back; ``generation``: a turn that was sampled;
+    ``environment``: the calls of a turn; ``devices``: who had those that generator and trainer share, with
+    ``schedule.multiplexing``."""
     label: str = Field(max_length=200)
     """What it was, e.g. the id of a trajectory, or the name of a phase."""
     began_at: float
     """Unix time in seconds, by the engine's clock."""
     seconds: float = Field(ge=0)
+    joined: int = Field(default=1, ge=1, exclude_if=lambda number: number == 1)
+    """So many spans are in it: at least one of them was under way at any time, save for short gaps."""
+    work_seconds: float | None = Field(default=None, ge=0, exclude_if=lambda seconds: seconds is None)
+    """What the joined ones took, added up; None where nothing is joined."""
+
+    @property
+    def work(self) -> float:
+        return self.seconds if self.work_seconds is None else self.work_seconds
 
 
 class LaneSpans(_Event):

@@ -120,6 +120,10 @@ class Generated:
     """The policy version that sampled each token."""
     stopped_by: Literal["stop", "length", "context"]
     """A stop token; ``max_new_tokens`` reached; or the session's context is full."""
+    began_at: float | None = None
+    """When an episode asked for it, in Unix seconds by the clock of its process.  None: no episode did."""
+    seconds: float | None = None
+    """How long the episode waited for it, queues and exchanges of weights included; None where ``began_at`` is."""
 
 
 class TextGenerator(Protocol):

@@ -73,6 +73,9 @@ last failing attempt stays; ``stripped``: experience that the policy read was ta
 expert's turns; ``turn-masked``: a turn not learned; ``mismatch-masked``: tokens not learned, because the trainer finds
 them far likelier than the generator did; ``resampled``: played in place of one that taught nothing."""
 
+LATEST = 1e11
+"""Unix seconds that no moment of a run reaches; a date can be written of every one before."""
+
 MADE_BY_TRAINING = "advantages and old log-probs"
 """``Trajectory.left_out`` where the document lacks nothing else."""
 
@@ -111,7 +114,7 @@ class ToolCall(Strict):
     error_class: ErrorClass | None = None
     seconds: float
     began_at: float | None = None
-    """When the environment was given the message with this call, in Unix seconds by its worker's clock.  None: it never
+    """When the environment was given the message with this call, in Unix seconds by the loop's clock.  None: it never
     was, for the call fitted no tool; or an engine wrote this that did not tell."""
 
     @classmethod
@@ -197,6 +200,12 @@ class Turn(Strict):
     """Where ``context_ids`` holds experience, half open."""
     verdict: Literal["good", "bad"] | None = None
     """A judge's, where credit asks for one and the judge did not fail."""
+    began_at: float | None = Field(default=None, ge=0, lt=LATEST)
+    """When the generator was asked for it, in Unix seconds by the loop's clock.  None: an engine wrote this that did
+    not report it, or it belongs to no moment, as an expert's turn."""
+    seconds: float | None = Field(default=None, ge=0)
+    """How long the generator took for it, queues and exchanges of weights included; of a purified turn, for all that
+    was sampled and read in its place.  None where ``began_at`` is."""
 
     @model_validator(mode="before")
     @classmethod
@@ -207,6 +216,12 @@ class Turn(Strict):
     def observation(self) -> str:
         """Return what the policy was told right before this turn."""
         return self.context_text if self.observed_text is None else self.observed_text
+
+    @property
+    def untimed(self) -> Self:
+        """Without what a clock said of it and of its calls: equal turns are equal then."""
+        calls = [call.model_copy(update={"began_at": None, "seconds": 0.0}) for call in self.tool_calls]
+        return self.model_copy(update={"began_at": None, "seconds": None, "tool_calls": calls})
 
     @property
     def failed_calls(self) -> int:

@@ -195,6 +195,7 @@ class Story:
             "policy_versions": [max(0, step - 1)] * len(pieces),
             "logprobs": [-abs(self.dice.gauss(0, 0.9 if piece.isdigit() else 0.12)) for piece in pieces],
             "tool_calls": [call] if call else [], "answered": call is None,
+            "began_at": self.now, "seconds": 0.02 * len(pieces),
         }  # fmt: skip
 
     def usage(self, step: int) -> dict[str, Any] | None:
@@ -269,6 +270,13 @@ class Overlapping(Story):
                     spans.append(_span(lane, f"train-{step * 4 + rollout // 4}-{rollout % 4}", at, min(took, 2.0)))
                     at += min(took, 2.0)
             spans.append(_span("reward", f"train-{step * 4 + rollout // 4}-{rollout % 4}", at, 0.03))
+        for prompt in range(3):
+            its = [span for span in spans if span["label"].startswith(f"train-{step * 4 + prompt}-")]
+            begun, ended = (
+                min(span["began_at"] for span in its),
+                max(span["began_at"] + span["seconds"] for span in its),
+            )
+            spans.append(_span("rollouts", f"prompt {step * 4 + prompt}", begun, ended - begun))
         spans.append(_span("training", f"update of step {step}", begin + 1.6, 1.2))
         spans.append(_span("weights", f"version {step}", begin + 2.8, 0.06))
         return spans

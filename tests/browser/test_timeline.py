@@ -17,7 +17,7 @@ PATIENCE_MS = 30_000
 PICTURES = ROOT / "test-output" / "timeline"
 BARS = """() => (document.querySelector('[data-chart="lanes"] .plot').data ?? [])
   .map((trace) => [trace.name, trace.x.length])"""
-LANES = ["Generation", "Environment", "Reward", "Training", "Weights"]
+LANES = ["Rollouts", "Generation", "Environment", "Reward", "Training", "Weights"]
 
 
 def opened(page: Page, web: Web, sample: Sample, story: Story, steps: int) -> Engine:
@@ -45,7 +45,8 @@ def test_lanes_follow_the_run_and_can_go_back_to_steps_that_the_page_has_not_kep
     engine = opened(page, web, sample, story, steps=6)
     lanes = page.locator('[data-chart="lanes"]')
     expect(lanes.locator("[data-steps]")).to_have_text("steps 5 to 6", timeout=PATIENCE_MS)
-    assert bars(page) == {"Generation": 48, "Environment": 48, "Reward": 24, "Training": 2, "Weights": 2}
+    turns = {"Generation": 48, "Environment": 48}
+    assert bars(page) == {"Rollouts": 6, **turns, "Reward": 24, "Training": 2, "Weights": 2}
     assert lanes.locator(".ytick text").all_text_contents() == LANES
 
     engine.emit(story.step(7), 7)

@@ -13,11 +13,12 @@ from engine.spec.trajectory import Trajectory
 from tests.browser.story import Story
 from webapp.accounts.models import User
 from webapp.ingest.endpoint import accept
+from webapp.pages.display import duration
 from webapp.runs.models import Run
 from webapp.security.models import Alert
 from webapp.security.turns import Watched
 from webapp.trajectories import changes, rewrites
-from webapp.trajectories.outline import CallCost, Outline, costs_of
+from webapp.trajectories.outline import CallCost, Outline, Times, costs_of, times_of
 from webapp.trajectories.rewrites import rewrites_of
 from webapp.trajectories.sections import sections_of
 
@@ -82,10 +83,51 @@ def test_the_outline_puts_each_segment_behind_the_one_that_it_leaves(played: Tra
 
 
 def test_seconds_are_those_of_tools_that_the_engine_called(played: Trajectory) -> None:
-    seconds = [call.seconds for it in Outline.of(played, {}).segments for call in it.calls]
+    seconds = [call.tools_s for it in Outline.of(played, {}).segments for call in it.calls]
     assert seconds == [played.turns[0].tool_calls[0].seconds, None, None, None, None]
     agents = Trajectory.model_validate(played.model_dump() | {"agent": {"exit": "done", "seconds": 1.0}})
-    assert {call.seconds for it in Outline.of(agents, {}).segments for call in it.calls} == {None}
+    assert {call.tools_s for it in Outline.of(agents, {}).segments for call in it.calls} == {None}
+
+
+def test_times_are_those_of_generator_and_tools_and_of_the_whole(played: Trajectory) -> None:
+    call = played.turns[0].tool_calls[0].model_copy(update={"began_at": 102.0, "seconds": 4.5})
+    timed = [turn.model_copy(update={"began_at": 100.0 + number, "seconds": 1.25}) for number, turn in
+             enumerate(played.turns)]  # fmt: skip
+    timed[0] = timed[0].model_copy(update={"tool_calls": [call]})
+    assert times_of(played.with_turns(timed)) == Times(generation_s=6.25, tools_s=4.5, whole_s=6.5)
+    calls = [call for it in Outline.of(played.with_turns(timed), {}).segments for call in it.calls]
+    assert {call.generation_s for call in calls} == {1.25}
+    agents = Trajectory.model_validate(
+        played.with_turns(timed).model_dump() | {"agent": {"exit": "done", "seconds": 1}}
+    )
+    assert times_of(agents) == Times(generation_s=6.25, tools_s=None, whole_s=6.5)
+    untimed = played.with_turns([turn.untimed for turn in played.turns])
+    assert times_of(untimed) is None
+    assert {call.generation_s for it in Outline.of(untimed, {}).segments for call in it.calls} == {None}
+
+
+def test_the_page_says_where_the_time_went_by_turn_and_for_the_whole(pages: dict[str, str], played: Trajectory) -> None:
+    text = " ".join(re.sub(r"<[^>]*>", " ", pages[played.id]).split())
+    first = played.turns[0]
+    assert first.seconds is not None
+    assert f"read 16 · {duration(first.seconds)}" in text
+    times = times_of(played)
+    assert times is not None
+    assert f"Time {duration(times.generation_s)} generation, {duration(times.tools_s)} tools, " in text
+
+
+def test_a_trajectory_of_an_engine_that_reported_no_times_has_none_on_its_page(launching_run: Run, bob: User) -> None:
+    story = Story(steps=2, groups=1, group_size=2, begin_at=time.time())
+    document = story.trajectory("train", 1, 0, 0)
+    for turn in document["segments"][0]["turns"]:
+        del turn["began_at"], turn["seconds"]
+    events = [*story.beginning(), story.stored(document)]
+    accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
+    client = Client()
+    client.force_login(bob)
+    page = client.get(f"/runs/{launching_run.id}/trajectories/{document['id']}/").content.decode()
+    assert "<dt>Time</dt>" not in page
+    assert re.findall(r"read 16 ·", page) == []
 
 
 def test_what_changed_is_what_stood_there_when_the_segment_began_against_what_was_read_in_its_place(

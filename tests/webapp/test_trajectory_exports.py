@@ -135,6 +135,22 @@ def test_every_sampled_token_is_once_in_the_metrics_of_atif(exported_run: Run) -
                 assert step["source"] == "agent" or not agents_own & step.keys()
 
 
+def test_atif_says_when_a_turn_was_sampled_where_that_is_known(exported_run: Run) -> None:
+    document = exported_run.trajectories.get(trajectory_id="train-0-0").document
+    timed = document.with_turns(
+        [turn.model_copy(update={"began_at": 1_700_000_000.25, "seconds": 1.5}) for turn in document.turns]
+    )
+    steps = [step for part in atif_of(timed, "run", "python-math") for step in part["steps"]]
+    own = [step for step in steps if step["source"] == "agent"]
+    assert own
+    assert {step["timestamp"] for step in own} == {"2023-11-14T22:13:20.250+00:00"}
+    assert {step["extra"]["generation_seconds"] for step in own} == {1.5}
+    assert not any("timestamp" in step for step in steps if step["source"] == "user")
+    untimed = document.with_turns([turn.untimed for turn in document.turns])
+    steps = [step for part in atif_of(untimed, "run", "python-math") for step in part["steps"]]
+    assert not any("timestamp" in step or "generation_seconds" in step.get("extra", {}) for step in steps)
+
+
 def test_an_export_of_a_run_has_what_its_filters_leave_newest_first(fetched: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(exports, "ROWS_AT_ONCE", 1)
     found = fetched("/trajectory-export", format="atif", purpose="train")

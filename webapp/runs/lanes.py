@@ -15,9 +15,14 @@ from django.db import connection
 from engine.spec.event import LaneSpan
 
 LANES: dict[str, tuple[str, str]] = {
+    "rollouts": (
+        "Rollouts",
+        "Groups are played: one span for each, from its start until all of it is back, its tools included.",
+    ),
     "generation": (
         "Generation",
-        "Rollouts are played: one span for each group, from its start until all of it is back, its tools included.",
+        "The policy writes: one span for each turn, from its request until its last token, its wait for a place in the"
+        " generator included.",
     ),
     "environment": (
         "Environment",
@@ -79,7 +84,7 @@ class LaneUse:
     share: float
     """The share of the time from the first span of any lane to the end of the last."""
     at_once: float
-    """Spans that were under way at once, on average while the lane was busy."""
+    """Spans that were under way at once, each joined one for itself, on average while the lane was busy."""
     longest: LaneSpan
 
     @property
@@ -107,13 +112,13 @@ def use_of(steps: Sequence[StepLanes]) -> list[LaneUse]:
 
 def _use(lane: str, spans: Sequence[LaneSpan], covered_s: float) -> LaneUse:
     busy_s = covered_seconds([(span.began_at, span.began_at + span.seconds) for span in spans])
-    worked_s = sum(span.seconds for span in spans)
+    worked_s = sum(span.work for span in spans)
     return LaneUse(
         lane,
         busy_s=busy_s,
         share=busy_s / covered_s if covered_s else 0.0,
         at_once=worked_s / busy_s if busy_s else 0.0,
-        longest=max(spans, key=lambda span: span.seconds),
+        longest=max(spans, key=lambda span: (span.joined == 1, span.seconds)),
     )
 
 

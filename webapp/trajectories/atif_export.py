@@ -6,6 +6,7 @@ them, and nobody recorded whether they were sub-agents.  A step that stands in a
 """
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
@@ -91,6 +92,9 @@ def _agent_step(exchange: Exchange, recorded: bool) -> Document:
         "observation": {"results": [{"source_call_id": name, "content": call.output} for name, call in calls]},
     }
     message = {"source": "agent", "message": exchange.passage.sampled_text, "extra": extra}
+    if turn.began_at is not None:
+        message["timestamp"] = datetime.fromtimestamp(turn.began_at, UTC).isoformat(timespec="milliseconds")
+        extra["generation_seconds"] = turn.seconds
     return message | (called if calls else {})
 
 

@@ -27,7 +27,9 @@ class Call:
     number: int
     """The turn's, counted from 1 on."""
     cost: CallCost
-    seconds: float | None
+    generation_s: float | None
+    """How long the generator took for it; None where that is not known."""
+    tools_s: float | None
     """The seconds of its tool calls; None where there are none, or where an agent made them itself."""
     alerts: int
 
@@ -44,10 +46,24 @@ class OutlinedSegment:
 
 
 @dataclass(frozen=True)
+class Times:
+    """Where the time of a trajectory went, in seconds.  An agent may have several calls under way at once: the parts
+    may then add up to more than ``whole_s``."""
+
+    generation_s: float
+    tools_s: float | None
+    """None where an agent made its calls itself."""
+    whole_s: float
+    """From the request for the first turn to the end of the last turn or tool call."""
+
+
+@dataclass(frozen=True)
 class Outline:
     segments: list[OutlinedSegment]
     """Each behind the one that it leaves."""
     total: CallCost
+    times: Times | None
+    """None where no turn says when it began."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, watched: dict[int, Watched]) -> Self:
@@ -56,7 +72,7 @@ class Outline:
             *(sum(getattr(cost, name) for cost in costs.values()) for name in ("shared", "read", "sampled"))
         )
         segments = [_outlined(trajectory, number, depth, costs, watched) for number, depth in _in_depth(trajectory)]
-        return cls(segments, total)
+        return cls(segments, total, times_of(trajectory))
 
 
 def costs_of(trajectory: Trajectory) -> dict[int, CallCost]:
@@ -68,6 +84,20 @@ def costs_of(trajectory: Trajectory) -> dict[int, CallCost]:
             costs[number] = CallCost(before, len(turn.context_ids), len(turn.token_ids))
             before += turn.token_count
     return costs
+
+
+def times_of(trajectory: Trajectory) -> Times | None:
+    timed = [(turn.began_at, turn.seconds or 0.0) for turn in trajectory.turns if turn.began_at is not None]
+    if not timed:
+        return None
+    calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+    ends = [began_at + seconds for began_at, seconds in timed]
+    ends += [call.began_at + call.seconds for call in calls if call.began_at is not None]
+    return Times(
+        generation_s=sum(seconds for _, seconds in timed),
+        tools_s=None if trajectory.agent is not None else sum(call.seconds for call in calls),
+        whole_s=max(ends) - min(began_at for began_at, _ in timed),
+    )
 
 
 def _in_depth(trajectory: Trajectory) -> list[tuple[int, int]]:
@@ -95,12 +125,12 @@ def _outlined(
         shared[-1].number + 1 if shared else None,
         0 if segment.prefix is None else segment.prefix.tokens,
         [
-            Call(turn + 1, costs[turn], _seconds(trajectory, of_turn), alerts.get(turn, 0))
+            Call(turn + 1, costs[turn], of_turn.seconds, _tools_s(trajectory, of_turn), alerts.get(turn, 0))
             for turn, of_turn in zip(numbers, segment.turns, strict=True)
         ],
     )
 
 
-def _seconds(trajectory: Trajectory, turn: Turn) -> float | None:
+def _tools_s(trajectory: Trajectory, turn: Turn) -> float | None:
     known = trajectory.agent is None and turn.tool_calls
     return sum(call.seconds for call in turn.tool_calls) if known else None

@@ -108,6 +108,8 @@ def _turn(call: Call, read: int, renderer: Renderer, *, begins: bool) -> Turn:
         answered=call.message.answers,
         observed_text=None if call.context.observed == read else renderer.text(ids[call.context.observed :]),
         experience_span=None if span is None or span[1] <= read else (max(span[0] - read, 0), span[1] - read),
+        began_at=generated.began_at,
+        seconds=generated.seconds,
     )
 
 

@@ -393,8 +393,12 @@ def _described(tool: ToolSchema) -> int:
 
 
 def _beginning(generated: Generated, tokens: int) -> Generated:
-    return Generated(
-        generated.token_ids[:tokens], generated.logprobs[:tokens], generated.policy_versions[:tokens], "length"
+    return replace(
+        generated,
+        token_ids=generated.token_ids[:tokens],
+        logprobs=generated.logprobs[:tokens],
+        policy_versions=generated.policy_versions[:tokens],
+        stopped_by="length",
     )
 
 

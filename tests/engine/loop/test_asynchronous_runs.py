@@ -105,9 +105,31 @@ def test_an_evaluation_beside_the_lane_measures_one_version(finished: Training) 
     assert all(versions_in(rollout) == {rollout["sampled_at_version"]} for rollout in evaluated)
     phases = [event for event in finished.of_kind("phase") if event["phase"] == "evaluate" and event["step"] == 3]
     began, ended = (event["at"] for event in phases)
-    played = [span for event in finished.of_kind("lanes") for span in event["spans"] if span["lane"] == "generation"]
+    played = [span for event in finished.of_kind("lanes") for span in event["spans"] if span["lane"] == "rollouts"]
     beside = [span for span in played if span["began_at"] < ended and span["began_at"] + span["seconds"] > began]
     assert beside, "no group was played while the evaluation was"
+
+
+def test_the_lane_of_generation_has_each_turn_of_a_rollout_and_rollouts_have_their_groups(finished: Training) -> None:
+    spans = [span for event in finished.of_kind("lanes") for span in event["spans"]]
+    turns = Counter(
+        (rollout["id"], turn["began_at"], turn["seconds"])
+        for rollout in rollouts(finished)
+        for segment in rollout["segments"]
+        for turn in segment["turns"]
+    )
+    assert all(began_at is not None and seconds > 0 for _, began_at, seconds in turns)
+    drawn = Counter(
+        (span["label"], span["began_at"], span["seconds"]) for span in spans if span["lane"] == "generation"
+    )
+    assert not any("joined" in span for span in spans), "so few turns have room"
+    assert drawn == turns
+    groups = {span["label"]: span for span in spans if span["lane"] == "rollouts"}
+    assert groups.keys() == {f"prompt {prompt}" for prompt in PROMPTS}
+    for label, began_at, seconds in turns:
+        group = groups[f"prompt {label.split('-')[1]}"]
+        assert group["began_at"] - 0.05 <= began_at
+        assert began_at + seconds <= group["began_at"] + group["seconds"] + 0.05
 
 
 def test_the_time_of_each_rollouts_tools_stands_in_the_environments_lane(finished: Training) -> None:
@@ -162,7 +184,7 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
     lanes = finished.of_kind("lanes")
     assert [event["step"] for event in lanes] == [1, 2, 3, 4, 5]
     spans = [span for event in lanes for span in event["spans"]]
-    assert {span["lane"] for span in spans} == {"generation", "environment", "training", "weights"}
+    assert {span["lane"] for span in spans} == {"rollouts", "generation", "environment", "training", "weights"}
     assert sum(span["lane"] == "generation" for span in spans) == len(PROMPTS)
     assert undisturbed.of_kind("lanes") == []
 

@@ -43,9 +43,7 @@ def all_ids(trajectory):
 
 
 def timeless(trajectory):
-    return trajectory.model_dump(
-        exclude={"segments": {"__all__": {"turns": {"__all__": {"tool_calls": {"__all__": {"began_at", "seconds"}}}}}}}
-    )
+    return trajectory.with_turns([turn.untimed for turn in trajectory.turns]).model_dump()
 
 
 class SandboxBehind:

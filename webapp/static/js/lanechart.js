@@ -1,4 +1,4 @@
-/* Who works beside whom: one lane each for generation, environment, reward, training, weights and devices, over the clock.
+/* Who works beside whom: one lane each for rollouts, generation, environment, reward, training, weights and devices, over the clock.
 
    Shows the newest steps and follows them, until the reader goes to earlier ones. */
 

@@ -1,0 +1,93 @@
+"""The clocks of a run's rollout workers, compared with the loop's: without Ray, and without a clock of its own.
+
+    loop:     asked_at ────────────────────► answered_at
+    worker:                 its_time             it is ahead by its_time - the middle, give or take half of the way
+
+What a worker says of time is moved to the loop's clock before anybody else reads it, so that a span stands where it was
+beside those of others.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.spec.trajectory import ToolCall, Trajectory, Turn
+
+NOTICED_S = 0.5
+"""A clock that differs by more is reported."""
+DRIFT = 1e-4
+"""Seconds by which two clocks may part in a second; an old comparison is worth less by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One question, and its answer.  All in Unix seconds."""
+
+    asked_at: float
+    its_time: float
+    answered_at: float
+
+    @property
+    def ahead_s(self) -> float:
+        return self.its_time - (self.asked_at + self.answered_at) / 2
+
+    def wrong_by_s(self, at: float) -> float:
+        """How far ``ahead_s`` may be from the truth at a time."""
+        return (self.answered_at - self.asked_at) / 2 + DRIFT * max(0.0, at - self.answered_at)
+
+    def outlives(self, newer: "Comparison") -> bool:
+        """Whether it still says more than a newer one, and the clock was not set in between."""
+        at = newer.answered_at
+        room = self.wrong_by_s(at) + newer.wrong_by_s(at)
+        return abs(self.ahead_s - newer.ahead_s) <= room and self.wrong_by_s(at) < newer.wrong_by_s(at)
+
+
+class Clocks:
+    """``report`` is given a line for each worker whose clock differs, and again where it was set."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._known: dict[str, Comparison] = {}
+        self._reported: dict[str, float] = {}
+        """By how much the clocks were ahead of which a line was written."""
+
+    def compared(self, worker: str, node: str, comparison: Comparison) -> None:
+        """Of a worker that was replaced, ``forget`` the predecessor first: it may stand elsewhere."""
+        known = self._known.get(worker)
+        if known is not None and known.outlives(comparison):
+            return
+        self._known[worker] = comparison
+        ahead_s = self.ahead_s(worker)
+        if abs(ahead_s - self._reported.get(worker, 0.0)) > NOTICED_S:
+            self._reported[worker] = ahead_s
+            way = "ahead of" if ahead_s > 0 else "behind"
+            self._report(
+                f"the clock of {worker} on node {node} is {abs(ahead_s):.1f} s {way} the loop's: the times of its turns"
+                " are moved by as much; have the clocks of all nodes set by one source (NTP)"
+            )
+
+    def forget(self, worker: str) -> None:
+        self._known.pop(worker, None)
+        self._reported.pop(worker, None)
+
+    def ahead_s(self, worker: str) -> float:
+        """0 where the comparison cannot tell the two clocks apart."""
+        known = self._known.get(worker)
+        if known is None or abs(known.ahead_s) <= known.wrong_by_s(known.answered_at):
+            return 0.0
+        return known.ahead_s
+
+    def by_ours(self, worker: str, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+        """What ``worker`` has played, by the loop's clock."""
+        ahead_s = self.ahead_s(worker)
+        if not ahead_s:
+            return [*trajectories]
+        return [it.with_turns([_moved(turn, ahead_s) for turn in it.turns]) for it in trajectories]
+
+
+def _moved(turn: Turn, ahead_s: float) -> Turn:
+    calls = [call.model_copy(update={"began_at": _earlier(call, ahead_s)}) for call in turn.tool_calls]
+    return turn.model_copy(update={"began_at": _earlier(turn, ahead_s), "tool_calls": calls})
+
+
+def _earlier(timed: Turn | ToolCall, by_s: float) -> float | None:
+    return None if timed.began_at is None else timed.began_at - by_s
