@@ -72,6 +72,7 @@ def test_a_changed_lock_is_installed(clone: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # below one whose installation failed starts anew
 def test_an_interrupted_installation_starts_anew(clone: Path) -> None:
     dev(clone, "status")
     (clone / ".venv" / ".palestra-unfinished").write_text("")
@@ -83,6 +84,7 @@ def test_an_interrupted_installation_starts_anew(clone: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_two_at_once_install_once(clone: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -88,6 +88,7 @@ def trained_trajectories(stack: Stack, run_id: str) -> list[dict[str, Any]]:
     return [stack.ask("GET", f"{address}/{item['id']}") for item in page["items"]]
 
 
+@pytest.mark.soak  # test_dataset_store.py repairs and publishes such a file, test_own_questions.py trains
 def test_seven_faults_are_mended_and_the_published_version_is_searched_and_trained_on(stack: Stack) -> None:
     broken = uploaded(stack, with_faults(WHOLE))
     assert (broken["state"], broken["report"]["faults"]) == ("failed", 7)

@@ -9,10 +9,13 @@ from tests.end_to_end.stack import Stack, small_spec
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 PARTS = ("web", "worker", "beat", "valkey", "postgres", "ray", "driver", "rollout", "generator", "learner")
-ONE_BY_ONE = ("web", "rollout", "postgres")
-SOAKED = ("worker", "beat", "valkey")
+ONE_BY_ONE = ("web", "rollout", "postgres", "worker", "beat", "valkey")
+IN_TURN = (("rollout", 6), ("postgres", 12), ("web", 18))
+"""Who is killed when the service has noticed which step."""
 STEPS = 50
 """Enough that a run is still at work when a loaded service has noticed its sixth step."""
+STEPS_IN_TURN = 150
+"""Enough that it is still at work when the service has begun anew and noticed the last of those steps."""
 
 
 def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS, after: float = 0.0) -> None:
@@ -29,7 +32,15 @@ def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS, after: flo
     assert stack.steps_of(run_id, "eval/success_greedy") == [0, steps]
 
 
-@pytest.mark.parametrize("part", [*ONE_BY_ONE, *(pytest.param(part, marks=pytest.mark.soak) for part in SOAKED)])
+def test_a_run_survives_the_deaths_of_a_rollout_worker_postgresql_and_web_in_turn(stack: Stack) -> None:
+    run_id = stack.launch(small_spec("kill in turn", steps=STEPS_IN_TURN))
+    for part, step in IN_TURN:
+        killed_at = stack.kill_at_step(step, [part], run_id)
+    assert_complete(stack, run_id, steps=STEPS_IN_TURN, after=killed_at)
+
+
+@pytest.mark.soak  # three of them die in turn above
+@pytest.mark.parametrize("part", ONE_BY_ONE)
 def test_a_run_survives_the_death_of(part: str, stack: Stack) -> None:
     run_id = stack.launch(small_spec(f"kill {part}", steps=STEPS))
     killed_at = stack.kill_at_step(6, [part], run_id)

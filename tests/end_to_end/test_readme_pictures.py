@@ -1,7 +1,7 @@
 """The two pictures that the README opens with, taken of real runs.
 
-``PALESTRA_README_PICTURES=docs/pictures ./dev test tests/end_to_end/test_readme_pictures.py`` takes them anew: of the
-sample run to its end, and of a drill.  Without it a small drill is enough to see that both can be taken.
+``PALESTRA_README_PICTURES=docs/pictures ./dev test soak tests/end_to_end/test_readme_pictures.py`` takes them anew: of
+the sample run to its end, and of a drill.  Without it a small drill is enough to see that both can be taken.
 """
 
 import os
@@ -17,7 +17,8 @@ from playwright.sync_api import Page, sync_playwright
 from tests.end_to_end.stack import ROOT, Stack
 from tests.end_to_end.test_drill import alerts, drill, in_training
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.browser, pytest.mark.soak, pytest.mark.timeout(1800)]
+"""Soaked: test_pictures.py and test_security.py open such pages, and test_drill.py runs the drill."""
 
 PICTURES = ("run.png", "alert.png")
 SIZE = {"width": 1440, "height": 900}

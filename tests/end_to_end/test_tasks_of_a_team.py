@@ -43,6 +43,7 @@ def run_on(version: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.soak  # test_task_store.py has two uploaded tasks checked and published, test_session.py plays them
 @pytest.mark.timeout(1500)
 def test_forty_tasks_are_solved_by_their_solutions_and_by_nothing_else_and_a_model_is_trained_on_them(
     stack: Stack, tmp_path: Path

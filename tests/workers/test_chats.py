@@ -169,6 +169,7 @@ def test_a_killed_process_is_told_and_asked_again_it_answers_as_it_would_have(
     assert ([message.role for message in history], asked) == (["user", "assistant"], None)
 
 
+@pytest.mark.soak  # above one that was killed is asked again and answers as it would have
 def test_a_process_that_begins_anew_samples_on_from_the_same_tokens(
     host: ChatHost, talked_run: Run, user: User
 ) -> None:
@@ -309,6 +310,7 @@ def killed_and_free(talk: Talk, process: psutil.Process) -> str:
     return str(ended["reason"])
 
 
+@pytest.mark.soak  # the next one is killed by a stop
 def test_a_process_whose_template_works_for_ever_is_killed_after_its_silence_with_the_remedy(
     host: ChatHost, hanging: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +356,7 @@ def test_who_hangs_on_the_first_message_answers_and_can_be_stopped(
     assert "did not stop within 1 seconds" in killed_and_free(talk, process)
 
 
+@pytest.mark.soak  # above those that hang are killed by a stop
 def test_a_process_that_was_suspended_is_killed_whether_it_loads_answers_or_rests(
     host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_server_that_is_killed_is_started_again_and_no_line_counts_twice(
     assert ServingUsage.objects.get(key=made.key, outcome="answered").calls == answers
 
 
+@pytest.mark.soak  # above one that is killed is started again
 def test_a_server_that_hangs_is_ended_and_started_again(
     host: ServingHost, port: int, version: ModelVersion, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def metrics(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_stages.py goes through such stages and then to RL
 @pytest.mark.timeout(900)
 def test_the_run_of_the_page_learns_its_files_and_another_recovers_from_it(tmp_path: Path) -> None:
     [code], [train], [run, recovery] = blocks("python"), blocks("sh"), blocks("toml")

@@ -25,6 +25,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_evaluating.py goes on from a run's checkpoint, test_resume_pretrained.py trains LoRA
 @pytest.mark.timeout(900)
 def test_the_model_of_the_page_is_made_trained_opened_and_gone_on_from(tmp_path: Path) -> None:
     make, train = blocks("sh")

@@ -51,9 +51,8 @@ def parts_played(events: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    "where", [["--in-process"], pytest.param([], marks=pytest.mark.soak)], ids=["in-process", "ray"]
-)
+@pytest.mark.soak  # test_mixture.py draws and measures parts, test_resume.py goes on
+@pytest.mark.parametrize("where", [["--in-process"], []], ids=["in-process", "ray"])
 def test_the_run_of_the_page_goes_on_with_the_same_tasks(file: Path, tmp_path: Path, where: list[str]) -> None:
     with Training(file, tmp_path / "undisturbed") as undisturbed, Training(file, tmp_path / "killed") as killed:
         undisturbed.finish("--in-process")

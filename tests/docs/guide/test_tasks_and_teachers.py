@@ -28,6 +28,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_difficulty.py measures and filters, test_teacher.py teaches
 @pytest.mark.timeout(900)
 def test_the_tasks_of_the_page_are_measured_filtered_and_taught(tmp_path: Path) -> None:
     run, difficulty, teacher = blocks("toml")

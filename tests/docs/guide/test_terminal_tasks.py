@@ -82,6 +82,7 @@ def test_the_forty_tasks_are_made_as_the_page_says(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # above the page's task is checked, and test_own_questions.py trains on another page's
 @pytest.mark.timeout(900)
 def test_a_tiny_model_is_trained_on_the_task_of_the_page(folder: Path) -> None:
     """It learns one solution by heart, so that its rollouts really use the shell, and its tests really run."""

@@ -70,6 +70,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_trajectory_crosses_once_each_way_and_an_update_carries_no_token(tmp_path: Path) -> None:
     """Pickles are counted where the loop runs.  Ray reads its environment when it is imported: a process of its own."""
     ended = subprocess.run(

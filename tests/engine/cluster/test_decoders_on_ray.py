@@ -15,6 +15,7 @@ def decoders_of(actor: int) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_decoders.py kills one of a generator in the test's own process
 @pytest.mark.timeout(600)
 def test_a_run_on_ray_samples_in_decoders_and_loses_nothing_with_one(tmp_path: Path) -> None:
     """Ray's event loops are those of uvloop, whose transports are of other classes than asyncio's.

@@ -34,6 +34,7 @@ asyncio.run(start())
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_recordings.py refuses them by name, and below an error of the learner arrives by its name
 def test_bad_recordings_are_reported_by_name(tmp_path: Path) -> None:
     """Ray reads its environment when it is imported, so it needs a process of its own."""
     ended = subprocess.run(

@@ -99,6 +99,7 @@ finally:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_lost_nodes.py loses a node of a run, test_placement.py and test_unequal_nodes.py plan
 def test_a_node_that_dies_gives_its_seats_to_others(tmp_path: Path) -> None:
     """Ray reads its environment when it is imported, so it needs a process of its own."""
     ended = subprocess.run(

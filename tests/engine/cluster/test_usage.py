@@ -162,7 +162,7 @@ rollout_workers = 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("in_process", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["ray", "one process"])
+@pytest.mark.parametrize("in_process", [pytest.param(False, marks=pytest.mark.soak), True], ids=["ray", "one process"])
 def test_a_run_tells_what_each_of_its_processes_takes(tmp_path: Path, in_process: bool) -> None:
     (tmp_path / "run.toml").write_text(TINY)
     command = [sys.executable, "-m", "engine", "train", "run.toml", "--run-dir", "run"]

@@ -18,14 +18,15 @@ from tests.engine.equality.runs import RUN_FILES, SETTINGS, Written, as_document
 
 REMEDY = "if the change has to change them, say why and run: python -m tests.engine.equality.runs --record"
 MOST_SHOWN = 40
-ALSO_PLAYED = ("household", "sokoban")
-"""Runs that differ from others by their environment: ``ipa`` plays the first, with the loss that asks most of it."""
+SOAKED = ("household", "sokoban", "ppo")
+"""The first two differ from others by their environment: ``ipa`` plays the first, with the loss that asks most of it.
+The critic of the third learns in test_learner.py too."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in ALSO_PLAYED else []) for name in RUN_FILES]
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in SOAKED else []) for name in RUN_FILES]
 )
 def test_a_small_run_comes_to_the_recorded_digits(name: str, tmp_path: Path) -> None:
     left, summary = started(name, tmp_path, SETTINGS)

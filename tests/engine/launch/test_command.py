@@ -94,6 +94,7 @@ def test_a_missing_gpu_fails_the_run_at_once_and_is_named(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak  # test_checkpoint.py reads the same without a run
 def test_a_checkpoint_without_a_manifest_is_read_with_a_warning_and_set_aside_if_that_fails(
     undisturbed: Any, run_toml: Path, tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def test_the_table_holds_every_task_once_with_its_successes_and_what_it_was_meas
     assert (first["tasks"], first["rollouts"], first["spec"]["name"]) == (24, 4, "parts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_measurement_that_was_stopped_in_its_third_batch_ends_with_the_same_table(
     plain_toml: Path, table: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -154,6 +154,7 @@ def filtering(lines: str) -> str:
     return PLAIN.replace("[[recipe.stages]]", f"[recipe.selection.difficulty]\n{lines}\n[[recipe.stages]]")
 
 
+@pytest.mark.soak  # a table that leaves nothing is refused below
 def test_a_measurement_that_leaves_nothing_ends_well_and_no_run_goes_on_from_it(tmp_path: Path) -> None:
     file, run_dir = tmp_path / "run.toml", tmp_path / "run"
     file.write_text(filtering("rollouts = 4\nabove = 0.99"))
@@ -193,6 +194,7 @@ def test_a_run_that_names_the_table_trains_on_the_tasks_that_are_kept_and_on_all
         assert not [log for log in training.of_kind("log") if "another" in log["message"]]
 
 
+@pytest.mark.soak  # above a measurement is killed, and a run trains on what is kept
 def test_a_run_that_measures_first_keeps_what_the_command_would_keep_also_when_killed_meanwhile(
     plain_toml: Path, table: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_run_that_measures_first_keeps_what_the_command_would_keep_also_when_k
         }  # fmt: skip
 
 
+@pytest.mark.soak  # test_teacher.py refuses a file that is another one by now in the same way
 def test_a_resumed_run_refuses_a_table_that_is_another_one_by_now(table: Path, tmp_path: Path) -> None:
     with Training(run_naming(table, tmp_path), tmp_path / "run") as training:
         training.die("collect", 2, "--in-process")

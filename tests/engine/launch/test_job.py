@@ -78,6 +78,7 @@ def job(small_spec: RunSpec, tmp_path: Path, service: Any) -> Iterator[Job]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_kills.py kills the job's driver, test_resume.py compares the weights of a killed run
 def test_a_killed_job_goes_on_as_attempt_two_and_every_event_is_stored_once(
     job: Job, service: Any, undisturbed: Any
 ) -> None:

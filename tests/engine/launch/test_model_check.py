@@ -127,8 +127,12 @@ def spoilt(folder: Path) -> Path:
         ({"num_hidden_layers": 0}, "config.json: num_hidden_layers = 0: must be"),
         ({"num_key_value_heads": 3}, "4 heads cannot share them evenly"),
         ({"hidden_act": "frob"}, "transformers cannot load it: 'frob' (config.json: hidden_act = 'frob')"),
-        ({"model_type": "frob"}, "(config.json: model_type = 'frob')"),
-        ({"model_type": "bert", "architectures": ["BertModel"]}, "weights of its architecture are missing"),
+        pytest.param({"model_type": "frob"}, "(config.json: model_type = 'frob')", marks=pytest.mark.soak),
+        pytest.param(
+            {"model_type": "bert", "architectures": ["BertModel"]},
+            "weights of its architecture are missing",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_network_that_no_run_could_build_is_refused(folder: Path, config: dict[str, Any], why: str) -> None:
@@ -139,6 +143,7 @@ def test_a_network_that_no_run_could_build_is_refused(folder: Path, config: dict
     assert problem.remedy
 
 
+@pytest.mark.soak  # below another folder is fine with a note
 def test_a_network_that_other_generators_serve_is_fine_with_a_note() -> None:
     report = checked(other_folder("gemma2"))
     assert report.problem is None

@@ -78,6 +78,7 @@ def test_the_teachers_turns_are_imitated_where_the_policy_never_succeeds_and_the
     assert student.weights(5) != student.weights(4)
 
 
+@pytest.mark.soak  # test_resume.py kills a run with experts, and below another teacher is refused
 def test_a_run_that_was_killed_goes_on_with_the_same_teacher_to_the_same_weights(
     student: Training, tmp_path: Path
 ) -> None:

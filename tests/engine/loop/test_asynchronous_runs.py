@@ -155,7 +155,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [*(pytest.param(other, marks=pytest.mark.soak) for other in ("tis", "topr")), "ipa"])
 def test_the_weights_of_tis_topr_and_ipa_act_on_what_older_policies_sampled(name: str, tmp_path: Path) -> None:
     held_back = {}
     for ratio_to in ("auto", "old"):
@@ -189,15 +189,9 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
     assert undisturbed.of_kind("lanes") == []
 
 
+@pytest.mark.soak  # the next one kills it at a moment of its collection
 @pytest.mark.parametrize(
-    ("phase", "step"),
-    [
-        ("update", 3),
-        *(
-            pytest.param(phase, step, marks=pytest.mark.soak)
-            for phase, step in (("evaluate", 0), ("collect", 1), ("checkpoint", 4), ("score", 5))
-        ),
-    ],
+    ("phase", "step"), [("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("score", 5)]
 )
 def test_a_run_killed_in_any_phase_trains_on_every_prompt_once(overlapping: Training, phase: str, step: int) -> None:
     overlapping.die(phase, step, "--in-process")
@@ -248,7 +242,8 @@ def test_redundant_members_and_groups_cost_tokens_that_are_counted(tmp_path: Pat
     assert {values["train/staleness_max"] for values in steps} == {0}
 
 
-@pytest.mark.parametrize("exchange", ["in-flight", pytest.param("episode-borders", marks=pytest.mark.soak)])
+@pytest.mark.soak  # test_lost_nodes.py loses a generator with its node, test_kills.py kills a rollout worker
+@pytest.mark.parametrize("exchange", ["in-flight", "episode-borders"])
 def test_killed_actors_are_replaced_in_the_middle_and_nothing_is_lost_or_trained_on_twice(
     tmp_path: Path, exchange: str
 ) -> None:
@@ -269,13 +264,14 @@ def test_killed_actors_are_replaced_in_the_middle_and_nothing_is_lost_or_trained
     assert max(values["train/staleness_max"] for values in steps_of(training)) <= RATIO
 
 
-@pytest.mark.soak  # in one process it is killed above, and test_resume.py kills a run on Ray
+@pytest.mark.soak  # in one process it is killed above, and test_kills.py kills the driver of a run on Ray
 def test_a_run_on_ray_killed_and_resumed_trains_on_every_prompt_once(overlapping: Training) -> None:
     overlapping.die("collect", 4)
     overlapping.finish("--resume")
     assert trained(overlapping) == EACH_ONCE
 
 
+@pytest.mark.soak  # test_resume.py kills a synchronous run of all parts
 def test_a_run_of_all_parts_killed_and_resumed_trains_on_nothing_twice(tmp_path: Path) -> None:
     """Repairs, anchors, masks, dynamic sampling and a judge, each of which works on groups as they come."""
     parts = PARTS.replace("[schedule]\n", f"[schedule]\nasync_ratio = {RATIO}\n")

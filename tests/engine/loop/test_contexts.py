@@ -29,7 +29,7 @@ RUN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ratio", [0, 1])
+@pytest.mark.parametrize("ratio", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_windows_are_trained_and_measured(tmp_path: Path, service: Any, ratio: int) -> None:
     spec = RunSpec.model_validate({**RUN, "schedule": {**RUN["schedule"], "async_ratio": ratio}})
     assert Rig(spec, tmp_path, service).start().ended() == exit_codes.ENDED

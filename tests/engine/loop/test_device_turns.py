@@ -190,6 +190,7 @@ class TestRuns:
         assert totals["multiplexing/rollout_seconds"] > 0
         assert totals["multiplexing/training_seconds"] > 0
 
+    @pytest.mark.soak  # test_asynchronous_runs.py kills a run at a moment of its collection
     def test_a_run_that_is_killed_while_the_trainer_has_them_trains_on_every_prompt_once(self, tmp_path: Path) -> None:
         with training_of(toml(*MULTIPLEXED), tmp_path) as training:
             training.die("update", 3, "--in-process")

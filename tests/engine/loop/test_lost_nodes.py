@@ -69,7 +69,7 @@ def test_a_run_goes_on_without_the_node_of_a_generator_while_another_one_is_lent
     assert summary(training) == {"replaced": {"generator-1": 1}, "moved": {"generator-1": 1}}
 
 
-@pytest.mark.soak  # test_resume.py kills the learner itself on Ray
+@pytest.mark.soak  # test_learner_on_ray.py kills a rank of the trainer
 def test_without_the_trainers_node_the_attempt_ends_and_names_it_and_the_next_one_resumes(placed: Training) -> None:
     process = placed.start(program=losing_node_of("learner", "collect", 4))
     output, _ = process.communicate()

@@ -79,10 +79,9 @@ def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> Non
     ("phase", "step"),
     [
         ("collect", 1),
-        ("checkpoint", 4),
         *(
             pytest.param(phase, step, marks=pytest.mark.soak)
-            for phase, step in (("cold-start", 0), ("evaluate", 0), ("update", 3), ("collect", 5))
+            for phase, step in (("cold-start", 0), ("evaluate", 0), ("update", 3), ("checkpoint", 4), ("collect", 5))
         ),
     ],
 )
@@ -151,7 +150,7 @@ def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_t
 
 
 @pytest.mark.slow
-@pytest.mark.soak  # test_job.py kills one that was launched, which comes to the same weights too
+@pytest.mark.soak  # test_kills.py kills the driver of one, and in one process it comes to the same weights above
 def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: Any, undisturbed: Any) -> None:
     training.die("collect", 4)
     training.finish("--resume")
@@ -185,6 +184,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_the_disk_gives_back_as_it
     assert training.of_kind("started")[-1]["from_step"] == 0
 
 
+@pytest.mark.soak  # above one goes on from its first checkpoint, and test_checkpoint.py damages every file
 def test_a_run_all_of_whose_checkpoints_are_damaged_begins_anew(killed: Path, training: Any, undisturbed: Any) -> None:
     shutil.copytree(killed, training.folder)
     for checkpoint in (training.folder / "checkpoints").iterdir():
@@ -207,9 +207,8 @@ def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "actor", ["generator", *(pytest.param(other, marks=pytest.mark.soak) for other in ("rollout-0", "rollout-1"))]
-)
+@pytest.mark.soak  # test_kills.py kills a rollout worker, test_lost_nodes.py a generator with its node
+@pytest.mark.parametrize("actor", ["generator", "rollout-0", "rollout-1"])
 def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(
     training: Any, undisturbed: Any, actor: str
 ) -> None:
@@ -224,6 +223,7 @@ def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_learner_on_ray.py kills a rank, and test_kills.py resumes a run whose attempt ended
 def test_a_killed_learner_ends_the_attempt_and_the_next_one_goes_on(training: Any, undisturbed: Any) -> None:
     process = training.start()
     training.wait_for(process, in_phase("collect", 3))

@@ -66,6 +66,7 @@ def trainings(toml: Path, tmp_path: Path) -> Iterator[tuple[Training, Training]]
         yield killed, through
 
 
+@pytest.mark.soak  # the next one is resumed too, and test_resume.py compares the weights of the built-in model
 def test_killed_and_resumed_a_run_ends_with_the_same_weights_in_a_folder_that_opens(
     trainings: tuple[Training, Training],
 ) -> None:
@@ -91,7 +92,7 @@ def test_a_killed_run_goes_on_with_smaller_micro_batches_and_fewer_slots(toml: P
         assert sorted({step_of(one) for one in trained if one["purpose"] == "train"}) == [1, 2, 3]
 
 
-@pytest.mark.soak  # test_learner_on_ray.py kills a rank, and above such a run is resumed
+@pytest.mark.soak  # test_learner_on_ray.py kills a rank, and above a run of such a model is resumed
 def test_a_run_whose_rank_is_killed_fails_and_is_resumed_to_the_same_weights_with_nothing_twice(
     toml: Path, trainings: tuple[Training, Training]
 ) -> None:

@@ -76,26 +76,23 @@ class TestRuns:
             assert values.keys() >= METRICS
         assert sum(values["multiplexing/moved_turns"] for values in steps_of(finished)) > 0
 
+    @pytest.mark.soak  # test_generator_fleet.py compares every turn with one generator's
     def test_a_synchronous_run_has_the_weights_of_one_generator(self, tmp_path: Path, undisturbed: Training) -> None:
         with training_of(with_two("async_ratio = 0"), tmp_path) as training:
             training.finish("--in-process")
         assert training.weights(5) == undisturbed.weights(5)
 
+    @pytest.mark.soak  # test_lost_nodes.py loses another one in that moment, test_asynchronous_runs.py kills a run
     def test_a_run_that_is_killed_while_a_generator_is_lent_trains_on_every_prompt_once(self, tmp_path: Path) -> None:
         with training_of(with_two(*MULTIPLEXED), tmp_path) as training:
             training.die("update", 3, "--in-process")
             training.finish("--in-process", "--resume")
             assert trained(training) == EACH_ONCE
 
+    @pytest.mark.soak  # test_lost_nodes.py loses one of two while the other is lent
     @pytest.mark.parametrize(
         ("victim", "method"),
-        [
-            ("generator", "vacate"),
-            *(
-                pytest.param(*other, marks=pytest.mark.soak)
-                for other in (("generator", "occupy"), ("generator-1", "vacate"), ("rollout-0", "vacate"))
-            ),
-        ],
+        [("generator", "vacate"), ("generator", "occupy"), ("generator-1", "vacate"), ("rollout-0", "vacate")],
     )
     def test_whoever_dies_in_a_move_nothing_is_lost_and_nothing_is_trained_on_twice(
         self, tmp_path: Path, victim: str, method: Any

@@ -150,7 +150,7 @@ def test_of_checkpoints_within_stages_none_is_left_and_none_was_announced(undist
     ("deaths", "resumed_from"),
     [
         pytest.param([begun(1, 10)], [10], marks=pytest.mark.soak),
-        ([begun(2, 0)], [10]),
+        pytest.param([begun(2, 0)], [10], marks=pytest.mark.soak),
         ([begun(1, 10), begun(2, 20)], [10, 40]),
     ],
     ids=["first stage", "between the stages", "twice"],

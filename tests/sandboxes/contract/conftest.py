@@ -48,8 +48,10 @@ SOAKED = {"watched", "remote"}
 """Every claim is tested of these through others too: of what is observed, which is watched, and of an admin's hosts,
 which are services."""
 OF_WALLS = {"test_alone", "test_limits", "test_reuse", "test_scoring", "test_walls", "test_weakening"}
-"""What holds a policy back is tested of each backend whenever everything is; the rest of what Docker's containers do
-like all others takes them two seconds a claim, and is soaked (their own tests are in ``tests/sandboxes/docker``)."""
+"""What holds a policy back is tested of each backend whenever everything is."""
+BY_WALLS = {"docker", "namespaces"}
+"""The rest is soaked of these.  Docker's containers take two seconds a claim, and have tests of their own in
+``tests/sandboxes/docker``; of namespaces it is tested through a zygote."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         here = isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent
         if here and "backend" in item.fixturenames:
             name = item.callspec.params["backend"]
-            if name in SOAKED or (name == "docker" and item.path.stem not in OF_WALLS):
+            if name in SOAKED or (name in BY_WALLS and item.path.stem not in OF_WALLS):
                 item.add_marker(pytest.mark.soak)
 
 

@@ -27,7 +27,8 @@ def settings(image: str, **changes: object) -> Terminal:
     return Terminal.model_validate({"tasks": ".", "sandbox": sandbox.model_dump(), **changes})
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak  # the next ones solve tasks in containers, test_own_tasks.py one of each domain in namespaces
+@pytest.mark.parametrize("every", [5, 1])
 async def test_own_tasks_are_solved_in_containers_by_their_solutions_and_by_nothing_else(docker_image, tmp_path, every):
     """All forty, or of each domain one."""
     write_tasks(tmp_path / "tasks", seed=0)

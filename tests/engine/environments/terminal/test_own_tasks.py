@@ -72,8 +72,9 @@ def _of(maker: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # above one of each domain is
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", [0, 1])
 async def test_all_forty_are_solved_by_their_solutions_and_by_nothing_else(tmp_path, seed):
     write_tasks(tmp_path / "tasks", seed=seed)
     tasks = read_tasks(tmp_path / "tasks").tasks
@@ -84,6 +85,7 @@ async def test_all_forty_are_solved_by_their_solutions_and_by_nothing_else(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_session.py plays each cheat in a task of its own
 @pytest.mark.timeout(900)
 async def test_no_cheat_is_paid_in_any_of_the_forty_and_each_raises_an_alert(own, tmp_path):
     environment = environment_of(own)

@@ -254,6 +254,7 @@ async def test_servers_without_lora_and_with_other_weights_are_refused(
     await updated(fleet, weights, 0)
 
 
+@pytest.mark.soak  # test_servers.py kills one between two whole weights
 @pytest.mark.timeout(900)
 async def test_a_server_killed_between_reloads_costs_no_turn_and_comes_back_with_the_newest_adapter(
     generator: SglangGenerator, reference: TorchGenerator, policy: Policy
@@ -287,6 +288,7 @@ async def test_a_server_killed_between_reloads_costs_no_turn_and_comes_back_with
     assert set(again.policy_versions) == {9}
 
 
+@pytest.mark.soak  # test_servers.py has three steps with whole weights, and above log-probs are compared
 @pytest.mark.timeout(900)
 async def test_three_steps_of_grpo_with_lora_have_the_rewards_of_the_torch_generator(
     generator: SglangGenerator, policy: Policy, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -56,6 +56,7 @@ async def in_hand(model: ServedJudgeModel) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.soak  # test_sglang_on_ray.py kills one that judges a run
 @pytest.mark.timeout(900)  # a server starts twice
 async def test_a_judge_whose_server_is_killed_is_asked_again_and_no_verdict_is_lost(model: ServedJudgeModel) -> None:
     turns = LanguageModelJudge(LlmJudge(kind="llm", **ASKED), key=None, served=model.ask)

@@ -58,21 +58,21 @@ def weights_of(architecture, dtype=torch.float32):
     return {name: torch.randn(shape).to(dtype) * 0.05 for name, shape in architecture.weights()}
 
 
-# The last one has few rows in which prompts are read.
+LONG = (
+    {"num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64},
+    4_500,
+    2,
+    "bfloat16",
+)
+"""It has few rows in which prompts are read."""
 SHAPES = [
     ({}, 200, 5, "float32"),
     ({"tie_word_embeddings": True}, 200, 40, "bfloat16"),
     ({"vocab_size": 151_936}, 64, 60, "float32"),  # logits in several blocks
-    (
-        {"num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64},
-        4_500,
-        2,
-        "bfloat16",
-    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "context", "slots", "dtype"), SHAPES)
+@pytest.mark.parametrize(("changes", "context", "slots", "dtype"), [*SHAPES, LONG])
 def test_what_is_kept_is_what_was_said_to_the_byte(changes, context, slots, dtype):
     architecture = Architecture.of_config({**SMALL, **changes})
     phrase = memory_of(architecture, context_tokens=context, slots=slots, dtype=dtype)
@@ -97,7 +97,9 @@ def test_kept_prompts_stay_within_what_was_reported():
     assert max(kept) <= most < kept[0] * 20  # by their tokens, before there are as many as slots
 
 
-@pytest.mark.parametrize(("changes", "context", "slots", "dtype"), SHAPES)
+@pytest.mark.parametrize(
+    ("changes", "context", "slots", "dtype"), [*SHAPES, pytest.param(*LONG, marks=pytest.mark.soak)]
+)
 async def test_a_pass_takes_no_more_than_its_scratch(changes, context, slots, dtype):
     architecture = Architecture.of_config({**SMALL, **changes})
     phrase = memory_of(architecture, context_tokens=context, slots=slots, dtype=dtype)

@@ -64,6 +64,7 @@ sandboxes = 4
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_training.py trains through agents, test_asynchronous_runs.py beside its own generation
 @pytest.mark.timeout(300)
 def test_agents_train_beside_their_own_generation_each_rollout_once_and_none_too_old(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
