@@ -1,9 +1,12 @@
-"""``./dev test``: everything that must hold, in the order in which it is cheap to find out.
+"""``./dev test``: everything that must hold.
 
-    ruff -> formatting -> types -> import contracts -> migrations -> pytest
+    checks        ruff -> formatting -> types -> import contracts -> migrations
+    environments  of selections that need their own, one after another
+    tests         parts of one process, three at a time -> most tests, in three processes
 
-All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl``,
-``protocols`` and ``backends`` choose other tests, several names all of theirs; what else is given goes to pytest.
+The three go on beside each other.  All run even if one fails; the exit code is non-zero if any did, and checks that
+failed are named in the last line.  ``./dev test quick``, ``soak``, ``verl``, ``protocols`` and ``backends`` choose
+other tests, several names all of theirs; what else is given goes to pytest.
 A few tests that fail in a whole selection run once more alone, and are named even if they pass then
 (docs/decisions/0048).
 """
@@ -15,9 +18,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -44,6 +48,9 @@ MOST_AGAIN = 4
 PASSED_ALONE = "failed, and passed when it ran once more alone: something in it depends on time or on its neighbours"
 LAST_FAILED = Path("v/cache/lastfailed")
 """In pytest's cache."""
+LANES = 3
+"""Parts beside each other.  Each waits now and then, so two leave one of two cores idle for much of the time."""
+BEGAN = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,9 @@ class Part:
     name: str
     command: Sequence[str]
     processes: int = 1
-    """How many processes test; a part with one leaves a core to another part."""
+    """How many processes test; parts with one run beside each other."""
+    environment: Callable[[], Sequence[str]] | None = None
+    """Makes what the tests run in and returns the beginning of the command, which stands before ``command``."""
 
     @property
     def cache(self) -> Path:
@@ -63,14 +72,13 @@ class Part:
 
 def test(options: argparse.Namespace) -> int:
     selections, rest = _chosen(options.passed_on)
-    with ThreadPoolExecutor() as beside:  # pip waits for networks and disks, and the checks take one core
-        making = [beside.submit(_parts, selection, rest) for selection in selections]
-        failed = [name for name, command in _checks().items() if not _passes(name, command)]
-        parts = (part for made in as_completed(making) for part in made.result())
+    parts = [part for selection in selections for part in _parts(selection, rest)]
+    with ThreadPoolExecutor(1) as beside:
+        checking = beside.submit(_failed_checks)
         codes = [code for _, code in _run_all(parts, ROOT)] if rest else whole_selections(parts, ROOT)
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
-    if failed:
-        print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
+    if failed := checking.result():
+        print(f"dev: failed beside the tests: {', '.join(failed)}", flush=True)
     return 0 if passed and not failed else 1
 
 
@@ -107,7 +115,7 @@ def _checks() -> dict[str, list[str]]:
 
 
 def _parts(selection: str, passed_on: list[str]) -> list[Part]:
-    """Those that share a stack in one process, beside those that drive a browser in another; then most in two.
+    """Those that share a stack in one process, beside those that drive a browser in another; then most in three.
 
     Those beside verl, protocols and backends need environments of their own, and run only when they are asked for.
     """
@@ -115,16 +123,13 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
     if selection == "backends":
         return [_backend_part(backend, "not soak", passed_on) for backend in BACKENDS]
     if selection == "verl":
-        python = str(verl_venv.python_of(Home.from_environment().folder))
-        return [Part("verl", [python, *pytest[1:], "-m", "verl", *_with_paths(passed_on, "verl")])]
+        return [Part("verl", [*pytest[1:], "-m", "verl", *_with_paths(passed_on, "verl")], environment=_with_verl)]
     if selection == "protocols":
-        folders = protocol_venvs.made_in(Home.from_environment().folder)
-        variables = [f"{name}={folder}" for name, folder in folders.items()]
         marked = ["-m", "protocols", *_with_paths(passed_on, "protocols")]
-        return [Part("protocols", ["/usr/bin/env", *variables, *pytest, *marked])]
+        return [Part("protocols", [*pytest, *marked], environment=_with_other_libraries)]
     # A file's tests share what its fixtures make, which are runs to their end, so they stay in one process.
-    most = [*pytest, "-n", "2", "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
-    together = Part("most tests", most, processes=2)
+    most = [*pytest, "-n", "3", "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
+    together = Part("most tests", most, processes=3)
     if selection == "quick":
         return [together]
     stacks = ["-m", f"({chosen}) and stack", *_with_paths(passed_on, "stack")]
@@ -136,13 +141,26 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
 
 
 def _backend_part(backend: Backend, which: str, passed_on: list[str]) -> Part:
-    """Makes the backend's environment where it is missing.  ``which``: of its tests."""
-    python = str(backend.python(Home.from_environment().folder))
+    """``which``: of its tests."""
     marked = f"backends and {backend.marker} and {which}"
     pytest = ["-m", "pytest", "-q", "-m", marked, *_with_paths(passed_on, backend.marker)]
+    return Part(backend.marker, pytest, environment=partial(_with_backend, backend))
+
+
+def _with_backend(backend: Backend) -> list[str]:
+    python = str(backend.python(Home.from_environment().folder))
     if backend.interpreter_variable is None:
-        return Part(backend.marker, [python, *pytest])
-    return Part(backend.marker, ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest])
+        return [python]
+    return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable]
+
+
+def _with_verl() -> list[str]:
+    return [str(verl_venv.python_of(Home.from_environment().folder))]
+
+
+def _with_other_libraries() -> list[str]:
+    folders = protocol_venvs.made_in(Home.from_environment().folder)
+    return ["/usr/bin/env", *(f"{name}={folder}" for name, folder in folders.items())]
 
 
 def whole_selections(parts: Iterable[Part], folder: Path) -> list[int]:
@@ -178,41 +196,56 @@ def _last_failed(cache: Path) -> list[str]:
         return []
 
 
+def _failed_checks() -> list[str]:
+    return [name for name, command in _checks().items() if not _passes(name, command)]
+
+
 def _passes(name: str, command: list[str]) -> bool:
     """Quiet when it holds."""
     began = time.monotonic()
     environment = FOR_CHECKS | os.environ
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     verdict = "ok" if done.returncode == 0 else "FAILED"
-    print(f"{name}: {verdict} ({time.monotonic() - began:.1f} s)", flush=True)
+    _emit(name, f"{verdict} ({time.monotonic() - began:.1f} s)")
     if done.returncode:
-        print((done.stdout + done.stderr)[-6000:], flush=True)
+        for line in (done.stdout + done.stderr)[-6000:].splitlines():
+            _emit(name, line)
     return done.returncode == 0
 
 
 def _run_all(parts: Iterable[Part], folder: Path) -> list[tuple[Part, int]]:
-    """Parts of one process run as they come, two at a time; the others run after them, each for itself."""
-    small, large = list[tuple[Part, Future[int]]](), list[Part]()
-    with ThreadPoolExecutor(2) as lanes:
-        for part in parts:
-            if part.processes == 1:
-                small.append((part, lanes.submit(_run, part, folder, prefixed=True)))
-            else:
-                large.append(part)
-    return [*((part, ran.result()) for part, ran in small), *((part, _run(part, folder)) for part in large)]
+    """Parts of one process run beside each other, those that need an environment once it is made; then the others.
+
+    Returns each part as it ran, and pytest's exit code.
+    """
+    parts = list(parts)
+    small = [part for part in parts if part.processes == 1]
+    with ThreadPoolExecutor(1) as maker, ThreadPoolExecutor(LANES) as lanes:
+        made = [maker.submit(_in_its_environment, part) for part in small if part.environment]
+        ran = [(part, lanes.submit(_run, part, folder)) for part in small if not part.environment]
+        ran += [(part.result(), lanes.submit(_run, part.result(), folder)) for part in made]
+    return [
+        *((part, code.result()) for part, code in ran),
+        *((part, _run(part, folder)) for part in parts if part.processes > 1),
+    ]
 
 
-def _run(part: Part, folder: Path, *, prefixed: bool = False) -> int:
-    """Prefixed, each line of the output says whose it is, for another part may write between them."""
-    print(f"{part.name}: {' '.join(part.command[1:])}", flush=True)
+def _in_its_environment(part: Part) -> Part:
+    assert part.environment is not None
+    return replace(part, command=[*part.environment(), *part.command], environment=None)
+
+
+def _run(part: Part, folder: Path) -> int:
+    """Each line of the output says whose it is, for another part may write between them."""
+    _emit(part.name, " ".join(part.command[1:]))
     began = time.monotonic()
-    if prefixed:
-        with subprocess.Popen(part.command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(f"{part.name}: {line.decode(errors='replace')}", end="", flush=True)
-        code = process.returncode
-    else:
-        code = subprocess.run(part.command, cwd=folder).returncode
-    print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
-    return code
+    with subprocess.Popen(part.command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            _emit(part.name, line.decode(errors="replace").rstrip("\n"))
+    _emit(part.name, f"{time.monotonic() - began:.0f} s")
+    return process.returncode
+
+
+def _emit(name: str, line: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:.0f} s] {name}: {line}\n", end="", flush=True)

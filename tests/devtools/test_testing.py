@@ -1,8 +1,12 @@
 """The second chance of a few failed tests, in small projects of a few tests each."""
 
+import argparse
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from devtools.testing import (
     _with_paths,
     whole_selections,
 )
+from devtools.testing import test as run_tests
 from devtools.venvs import Backend
 
 WITHOUT_DJANGO = ("-p", "no:django")
@@ -41,10 +46,10 @@ def test_meets():
     first = not Path("{own}").exists()
     Path("{own}").touch()
     deadline = time.monotonic() + 60
-    while not Path("{other}").exists() and time.monotonic() < deadline:
+    while not all(Path(other).exists() for other in {others}) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert Path("{other}").exists()
-    assert not first
+    assert all(Path(other).exists() for other in {others})
+    assert {passes_at_once} or not first
 """
 ALWAYS_FAILS = "def test_wrong():\n    assert False\n"
 COUNTS = """
@@ -162,14 +167,93 @@ def test_what_runs_apart_is_found_by_its_mark(mark: str) -> None:
     assert sorted(set(others) - set(files)) == []
 
 
-def test_parts_beside_each_other_keep_their_failures_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each waits for the other, so that both run at a time, and fails once."""
+def meeting(own: str, *others: str, passes_at_once: bool = True) -> str:
+    """A test that passes if those whose files are ``others`` are there at the same time."""
+    return MEETS.format(own=own, others=others, passes_at_once=passes_at_once)
+
+
+def test_three_parts_beside_each_other_keep_their_failures_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits for the two others, so that all run at a time, and fails once."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for own, other in (("left", "right"), ("right", "left")):
-        (tmp_path / f"test_{own}.py").write_text(MEETS.format(own=own, other=other))
-    codes = whole_selections([part("left", "test_left.py"), part("right", "test_right.py")], tmp_path)
+    names = ("left", "middle", "right")
+    for own in names:
+        others = [name for name in names if name != own]
+        (tmp_path / f"test_{own}.py").write_text(meeting(own, *others, passes_at_once=False))
+    codes = whole_selections([part(name, f"test_{name}.py") for name in names], tmp_path)
     output = capfd.readouterr().out
-    assert codes == [0, 0]
-    for name in ("left", "right"):
-        assert f"\n{name}: FAILED test_{name}.py::test_meets" in output
+    assert codes == [0, 0, 0]
+    for name in names:
+        assert re.search(rf"^\[\d+ s\] {name}: FAILED test_{name}\.py::test_meets", output, re.MULTILINE)
         assert f"dev: test_{name}.py::test_meets failed, and passed when it ran once more alone" in output
+
+
+def test_every_line_of_a_part_has_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, output = played(tmp_path, capfd, "-n", "2", steady=STEADY)
+    assert "1 passed" in output
+    assert [line for line in output.splitlines() if not re.match(r"\[\d+ s\] only: ", line)] == []
+
+
+def test_environments_are_made_one_after_another_beside_parts_that_need_none(tmp_path: Path) -> None:
+    """The part without one and the first environment wait for each other; no environment waits for a part."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_plain.py").write_text(meeting("plain", "first"))
+    (tmp_path / "test_steady.py").write_text(STEADY)
+    made = []
+
+    def make(name: str) -> list[str]:
+        made.append(f"{name} begins")
+        (tmp_path / name).touch()
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "plain").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        made.append(f"{name} ends")
+        return [sys.executable]
+
+    steady = [*part("").command[1:], "test_steady.py"]
+    parts = [Part(name, steady, environment=partial(make, name)) for name in ("first", "second")]
+    assert whole_selections([*parts, part("plain", "test_plain.py")], tmp_path) == [0, 0, 0]
+    assert made == ["first begins", "first ends", "second begins", "second ends"]
+
+
+@pytest.fixture
+def only_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Makes a call of ``./dev test`` one of the given parts and checks, in a folder of their own."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+    def change(parts: list[Part], checks: dict[str, list[str]]) -> None:
+        monkeypatch.setattr("devtools.testing.ROOT", tmp_path)
+        monkeypatch.setattr("devtools.testing._parts", lambda *_: parts)
+        monkeypatch.setattr("devtools.testing._checks", lambda: checks)
+
+    return change
+
+
+def test_checks_are_made_beside_the_tests_and_a_failed_one_is_shown_and_named_last(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], only_parts: Callable[..., None]
+) -> None:
+    """The check and the test wait for each other."""
+    (tmp_path / "test_plain.py").write_text(meeting("plain", "check"))
+    check = meeting("check", "plain") + "test_meets()\nraise SystemExit('line 7 is too long')\n"
+    checks = {"style": [sys.executable, "-c", check], "numbers": [sys.executable, "-c", ""]}
+    only_parts([part("plain", "test_plain.py")], checks)
+    assert run_tests(argparse.Namespace(passed_on=[])) == 1
+    output = capfd.readouterr().out
+    assert "1 passed" in output
+    assert re.search(r"^\[\d+ s\] style: line 7 is too long$", output, re.MULTILINE)
+    assert re.search(r"^\[\d+ s\] numbers: ok", output, re.MULTILINE)
+    assert output.splitlines()[-1] == "dev: failed beside the tests: style"
+
+
+def test_checks_that_hold_and_tests_that_pass_are_a_success(tmp_path: Path, only_parts: Callable[..., None]) -> None:
+    (tmp_path / "test_steady.py").write_text(STEADY)
+    only_parts([part("only", "test_steady.py")], {"numbers": [sys.executable, "-c", ""]})
+    assert run_tests(argparse.Namespace(passed_on=[])) == 0
+
+
+def test_most_tests_run_in_three_processes_after_all_others() -> None:
+    [*others, last] = _parts("everything", [])
+    assert [part.processes for part in others] == [1, 1]
+    assert last.processes == 3
+    assert last.command[last.command.index("-n") + 1] == "3"
