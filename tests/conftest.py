@@ -104,8 +104,14 @@ def valkey_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: str) -> None:
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, postgres_server: str
+) -> Iterator[None]:
     """pytest-django asks for this before it makes the test database: the moment to start the server."""
+    from tests import emptying
+
+    with emptying.in_place_of_flush():
+        yield
 
 
 class _running:
