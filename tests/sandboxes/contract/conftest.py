@@ -93,18 +93,21 @@ def _lead_to(monkeypatch, url: str, token: str) -> None:
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", token)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service_address(tmp_path_factory) -> Iterator[tuple[str, str]]:
-    """The address, and a token."""
+    """The address of a service that ends with its file, and a token."""
     tokens = tmp_path_factory.mktemp("service") / "tokens.json"
     text = Tokens(tokens).create("contract", "contract", Quota())[1]
     with started(tokens.with_name("log"), "serve", "--tokens", str(tokens)) as service:
         yield service.url, text
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def admin_address(tmp_path_factory) -> Iterator[tuple[str, str]]:
-    """The address of an admin of two hosts that have registered themselves, and a token."""
+    """The address of an admin of two hosts that have registered themselves, and a token.
+
+    They end with their file: an admin asks its hosts twice a second for as long as it lives.
+    """
     folder = tmp_path_factory.mktemp("admin")
     tokens, join = Tokens(folder / "tokens.json"), folder / "join"
     join.write_text(tokens.create("hosts", "hosts", Quota(), "host")[1])
