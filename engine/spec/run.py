@@ -209,6 +209,10 @@ class RunSpec(Combination):
             problem = "the recipe has no RL, so that no rollouts are played beside its training"
             yield impossible("schedule.async_ratio", ratio, problem, "use 0, or a recipe with RL")
             return
+        for name in ("redundant_members", "redundant_groups"):
+            if (started := getattr(self.schedule, name)) and not self.recipe.reinforces:
+                problem = "the recipe has no RL, so that no group is played of which some rollouts could be too slow"
+                yield impossible(f"schedule.{name}", started, problem, "use 0, or a recipe with RL")
         for part in parts_of(self.environment):
             response, oldest = part.environment.response, min(ratio, steps)
             is_held = part.environment.sandbox is not None and response.quarantine != "never"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from engine.durable import read_back
+from engine.failures import RunFailed
 from engine.inference.sglang.adapters import AdapterFolderExchange, AdapterTensorExchange
 from engine.inference.sglang.broadcast import BroadcastExchange
 from engine.inference.sglang.client import SglangClient
@@ -34,7 +36,10 @@ KEYS = "PALESTRA_SGLANG_KEYS"
 
 
 def sglang_generator(model: Model, resources: Resources, *, seed: int) -> SglangGenerator:
-    """Servers are started by the first call.  ``seed`` is a built-in model's, of which no server can be made."""
+    """Servers are started by the first call.  ``seed`` is a built-in model's, of which no server can be made.
+
+    Raises RunFailed where ``resources.sglang.exchange_folder`` cannot be written in.
+    """
     origin, settings = model_origin(model), resources.sglang
     pretrained, folder = origin.model, origin.weights
     assert isinstance(pretrained, PretrainedModel)  # the spec refuses all others
@@ -43,7 +48,11 @@ def sglang_generator(model: Model, resources: Resources, *, seed: int) -> Sglang
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
     claim(scratch)
     adapter = served_adapter(folder, pretrained) if resources.sends_adapter_of(model) else None
-    exchange = _exchange(settings, scratch, pretrained, is_adapter=adapter is not None)
+    try:
+        exchange = _exchange(settings, scratch, pretrained, is_adapter=adapter is not None)
+    except RunFailed:
+        shutil.rmtree(scratch)
+        raise
     expected = Expected(config, int(config["vocab_size"]), origin.context_tokens, settings.logprobs_at, adapter)
     timings = Timings(settings.start_timeout_s, settings.health_every_s, settings.health_misses, settings.restarts)
 
@@ -92,7 +101,13 @@ def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel, *, is_ada
     if settings.exchange_folder is None:
         return by_folder(scratch / "weights", dtype)
     folder = Path(settings.exchange_folder) / scratch.name
-    claim(folder)
+    try:
+        claim(folder)
+    except OSError as error:
+        raise RunFailed(
+            f"resources.sglang.exchange_folder = {settings.exchange_folder!r}: the generator cannot write there "
+            f"({error.strerror}); give a folder that its process may make or write in and that the servers see"
+        ) from error
     return by_folder(folder, dtype)
 
 

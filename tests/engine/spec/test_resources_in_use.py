@@ -526,6 +526,8 @@ def test_what_is_unusual_and_works_is_taken(document: dict[str, Any]) -> None:
         ),
         (schedule(async_ratio=2) | {"recipe": {"preset": "sft"}}, "schedule.async_ratio", "0"),
         (schedule(async_ratio=2) | {"recipe": {"preset": "evaluate"}}, "schedule.async_ratio", "0"),
+        (schedule(redundant_members=2) | {"recipe": {"preset": "sft"}}, "schedule.redundant_members", "0"),
+        (schedule(redundant_groups=2) | {"recipe": {"preset": "evaluate"}}, "schedule.redundant_groups", "0"),
         (schedule(async_ratio=17), "schedule.async_ratio", "at most 16"),
         (schedule(redundant_groups=33), "schedule.redundant_groups", "at most 32"),
         (schedule(redundant_members=5000), "schedule.redundant_members", "at most 1024"),

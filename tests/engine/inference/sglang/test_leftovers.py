@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.failures import RunFailed
 from engine.inference.sglang.factory import sglang_generator
 from engine.spec.model import PretrainedModel
 from tests.engine.inference.sglang.conftest import resources
@@ -49,3 +50,13 @@ def test_the_next_generator_removes_what_a_killed_one_left_and_spares_the_living
     generator.close()
     assert {folder.name for folder in exchange.iterdir()} == kept
     processes[1].communicate()
+
+
+def test_an_exchange_folder_that_cannot_be_made_is_named_with_the_reason_and_a_remedy(
+    model: PretrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    field = "resources.sglang.exchange_folder = '/proc/palestra'"
+    with pytest.raises(RunFailed, match=rf"{field}: the generator cannot write there \(No such file.*give a folder"):
+        sglang_generator(model, resources(exchange_folder="/proc/palestra"), seed=0)
+    assert list(tmp_path.glob("palestra-sglang-*")) == []
