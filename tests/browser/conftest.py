@@ -1,8 +1,10 @@
 """A real web process, a real Chromium, and a script that speaks as an engine would."""
 
 # ruff: noqa: E402 - models can be imported only after the setup
+import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +59,52 @@ def sample(transactional_db: None) -> Sample:
     return made
 
 
+class WebZygote:
+    """Forks web processes of this session's database, all at one address."""
+
+    def __init__(self, log: Path) -> None:
+        database = f"postgres://palestra@/{connection.settings_dict['NAME']}?host={connection.settings_dict['OPTIONS']['host']}"
+        with open(log, "wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.browser.web_zygote"],
+                env=os.environ | {"DATABASE_URL": database}, cwd=ROOT, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+        self._log = log
+        self.port = self._number()
+
+    def fork(self, log: Path) -> int:
+        """The id of a new web process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{log}\n")
+        self._process.stdin.flush()
+        return self._number()
+
+    def _number(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline() or pytest.fail(f"no web process:\n{self._log.read_text()[-2000:]}"))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+
+
 class Web:
     """The web process; it can be stopped and started again at the same address."""
 
-    def __init__(self, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+    def __init__(self, zygote: WebZygote, log: Path) -> None:
+        self._zygote, self.log = zygote, log
+        self.port = zygote.port
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
+        self._process: int | None = None
+        """Its descriptor, for it is the zygote's child."""
 
     def start(self) -> None:
-        database = f"postgres://palestra@/{connection.settings_dict['NAME']}?host={connection.settings_dict['OPTIONS']['host']}"
-        env = os.environ | {"DATABASE_URL": database, "PALESTRA_BASE_URL": self.url}
-        command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1",
-                   "--port", str(self.port),
-                   "--timeout-graceful-shutdown", "1"]  # fmt: skip
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+        self._process = os.pidfd_open(self._zygote.fork(self.log))
         deadline = time.monotonic() + 60
         while not self.answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if _ended(self._process, within_s=0) or time.monotonic() > deadline:
                 pytest.fail(f"the web process did not start:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.05)
 
@@ -84,29 +113,71 @@ class Web:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for last in (how, signal.SIGKILL):
+            if not _ended(process, within_s=0):
+                signal.pidfd_send_signal(process, last)
+            if _ended(process, within_s=20):
+                break
+        os.close(process)
+
+
+def _ended(process: int, *, within_s: float) -> bool:
+    return bool(select.select([process], [], [], within_s)[0])
+
+
+@pytest.fixture(scope="session")
+def web_zygote(
+    django_db_setup: None, valkey_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WebZygote]:
+    zygote = WebZygote(tmp_path_factory.mktemp("web") / "zygote.log")
+    yield zygote
+    zygote.close()
 
 
 @pytest.fixture
-def web(sample: Sample, valkey_server: str, tmp_path: Path) -> Iterator[Web]:
-    server = Web(tmp_path / "web.log")
+def web(sample: Sample, web_zygote: WebZygote, tmp_path: Path) -> Iterator[Web]:
+    server = Web(web_zygote, tmp_path / "web.log")
     server.start()
     yield server
     server.stop()
 
 
-@pytest.fixture
-def chromium(sample: Sample) -> Iterator[Browser]:
-    """One per test, gone before the database is emptied: its loop runs in this thread, where Django's would fail."""
+@dataclass(frozen=True)
+class Chromium:
+    """One for all tests.  Its loop runs in this thread, where Django's database would take it for its caller's."""
+
+    browser: Browser
+    loop: asyncio.AbstractEventLoop
+
+    @contextmanager
+    def used(self) -> Iterator[Browser]:
+        """Only meanwhile does this thread have the loop: what is async elsewhere has another one."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield self.browser
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@pytest.fixture(scope="session")
+def one_chromium() -> Iterator[Chromium]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        yield browser
+        chromium = Chromium(browser, asyncio.get_running_loop())
+        asyncio._set_running_loop(None)
+        yield chromium
+        asyncio._set_running_loop(chromium.loop)
         browser.close()
+
+
+@pytest.fixture
+def chromium(sample: Sample, one_chromium: Chromium) -> Iterator[Browser]:
+    """Its loop rests before the database is emptied."""
+    with one_chromium.used() as browser:
+        yield browser
         connection.close()  # Django's second one: it keeps one apart for callers beside a running loop
 
 
