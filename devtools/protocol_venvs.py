@@ -12,7 +12,7 @@ from pathlib import Path
 
 from devtools.errors import Unfit
 
-INSTALL = ("-m", "pip", "install", "--quiet")
+INSTALL = ("-m", "pip", "install", "--quiet", "--no-compile")
 PINNED = {
     "gem": "gem-llm==0.1.0",
     "openenv": "openenv-core==0.3.0",
