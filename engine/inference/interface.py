@@ -20,6 +20,21 @@ class GenerationAborted(RuntimeError):
     """A pending ``generate`` was ended by ``abort_all``, ``release`` or ``close``; its session is gone."""
 
 
+class NonFiniteLogits(RuntimeError):
+    """The weights give no distribution for a session, which is ended; the others go on."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the logits under policy version {version} are not finite: the weights have diverged, or their dtype is"
+            " too narrow (float16 overflows where bfloat16 does not)"
+        )
+        self._version = version
+
+    def __reduce__(self) -> tuple[type["NonFiniteLogits"], tuple[int]]:
+        """From a process to another it travels as what it was made of."""
+        return type(self), (self._version,)
+
+
 Level = Literal["info", "warning"]
 
 

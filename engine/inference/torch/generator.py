@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.interface import GenerationAborted
+from engine.inference.interface import GenerationAborted, NonFiniteLogits
 from engine.inference.torch.decoder import Decoder
 from engine.inference.torch.memory import Dtype
 from engine.inference.torch.prompts import Prompt, Prompts
@@ -46,21 +46,6 @@ PROMPT_FROM = 8
 """The same for a session's first turn, whose prompt is read for all that begin with it."""
 FEW_SHARE = 1 / 4
 """A pass for fewer sessions than this share of the slots waits for others, where it may."""
-
-
-class NonFiniteLogits(RuntimeError):
-    """The weights give no distribution for a session, which is ended; the others go on."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(
-            f"the logits under policy version {version} are not finite: the weights have diverged, or their dtype is"
-            " too narrow (float16 overflows where bfloat16 does not)"
-        )
-        self._version = version
-
-    def __reduce__(self) -> tuple[type["NonFiniteLogits"], tuple[int]]:
-        """From a process to another it travels as what it was made of."""
-        return type(self), (self._version,)
 
 
 class TorchGenerator:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from engine.failures import AttemptFailed
+from engine.inference.interface import NonFiniteLogits
 from engine.inference.sglang.client import ServerRefused
-from engine.inference.torch.generator import NonFiniteLogits
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.bodies import Bodies
 from engine.rollout.agents.capture import Call

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.inference.interface import GenerationAborted
+from engine.inference.interface import GenerationAborted, NonFiniteLogits
 from engine.inference.sglang.client import ServerRefused
 from engine.inference.torch.divided import DecodersLost
-from engine.inference.torch.generator import NonFiniteLogits
 from engine.launch.preflight import BadSpec
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents import live

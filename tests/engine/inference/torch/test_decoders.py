@@ -12,10 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from engine.cluster.generators import hand_over_weights, reports_of, servers_of
-from engine.inference.interface import GenerationAborted
+from engine.inference.interface import GenerationAborted, NonFiniteLogits
 from engine.inference.torch.divided import DecodersLost, DividedGenerator, NoRoomForDecoders
 from engine.inference.torch.factory import builtin_generator, torch_generator
-from engine.inference.torch.generator import NonFiniteLogits, TorchGenerator
+from engine.inference.torch.generator import TorchGenerator
 from engine.inference.torch.memory import PROCESS_BYTES, divided_bytes, lacking_memory, memory_of
 from engine.models.architecture import Architecture
 from engine.models.weights import StateDict

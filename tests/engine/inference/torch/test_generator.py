@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from engine.inference.interface import GenerationAborted
+from engine.inference.interface import GenerationAborted, NonFiniteLogits
 from engine.inference.torch.factory import builtin_generator
-from engine.inference.torch.generator import PREFILL_FROM, NonFiniteLogits, TorchGenerator
+from engine.inference.torch.generator import PREFILL_FROM, TorchGenerator
 from engine.models.qwen3 import Qwen3
 from engine.spec.generation import Truncation
 from engine.spec.model import BuiltinModel
