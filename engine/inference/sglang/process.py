@@ -14,7 +14,7 @@ from typing import Any
 from engine.spec.sglang import JudgeServers, Sglang, SglangServers
 
 KEEPER = Path(__file__).with_name("keeper.py")
-WITHOUT_PINNED_MEMORY = Path(__file__).with_name("unpinned_server.py")
+CPU_SERVER = Path(__file__).with_name("cpu_server.py")
 LOG_TAIL_BYTES = 1500
 STOP_S = 10.0
 LOOPBACK = "lo"
@@ -128,7 +128,7 @@ def launch_command(
     started_by_path = adapter is not None and device == "cpu"
     return [
         python,
-        *([str(WITHOUT_PINNED_MEMORY)] if started_by_path else ["-m", "sglang.launch_server"]),
+        *([str(CPU_SERVER)] if started_by_path else ["-m", "sglang.launch_server"]),
         *launch_words(flags),
     ]
 

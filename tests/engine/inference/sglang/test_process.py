@@ -14,7 +14,7 @@ import pytest
 from engine.inference.sglang.broadcast import address_towards
 from engine.inference.sglang.client import ServerGone
 from engine.inference.sglang.process import (
-    WITHOUT_PINNED_MEMORY,
+    CPU_SERVER,
     ServedAdapter,
     ServerFailed,
     ServerProcess,
@@ -149,7 +149,7 @@ def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_
         )
         for device in ("cpu", "cuda")
     }
-    assert started["cpu"][1] == str(WITHOUT_PINNED_MEMORY)
+    assert started["cpu"][1] == str(CPU_SERVER)
     assert started["cuda"][1:3] == ["-m", "sglang.launch_server"]
     for command in started.values():
         modules = command.index("--lora-target-modules")

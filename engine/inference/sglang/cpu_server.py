@@ -1,6 +1,6 @@
 """Starts ``sglang.launch_server`` on a machine without an accelerator, where adapters would ask for pinned memory.
 
-    python unpinned_server.py [ARGUMENT ..]
+    python cpu_server.py [ARGUMENT ..]
 
 Pinned memory makes copies to a GPU faster and means nothing else; torch refuses it where there is none, and SGLang asks
 for it without looking.  Run by its path, so that nothing of the engine is imported; the server's own processes run this
