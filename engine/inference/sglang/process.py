@@ -125,12 +125,7 @@ def launch_command(
     if adapter is not None:
         flags |= lora_flags(adapter, device=device)
     flags |= settings.launch_flags
-    started_by_path = adapter is not None and device == "cpu"
-    return [
-        python,
-        *([str(CPU_SERVER)] if started_by_path else ["-m", "sglang.launch_server"]),
-        *launch_words(flags),
-    ]
+    return [python, *_program(device), *launch_words(flags)]
 
 
 def judge_command(
@@ -141,7 +136,11 @@ def judge_command(
     flags["enable-cache-report"] = ""
     if settings.context_tokens is not None:
         flags["context-length"] = settings.context_tokens
-    return [python, "-m", "sglang.launch_server", *launch_words(flags | settings.launch_flags)]
+    return [python, *_program(device), *launch_words(flags | settings.launch_flags)]
+
+
+def _program(device: str) -> list[str]:
+    return [str(CPU_SERVER)] if device == "cpu" else ["-m", "sglang.launch_server"]
 
 
 def _common_flags(

@@ -1,18 +1,20 @@
 """How a server is started, and that it ends with whoever started it."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engine.inference.sglang.broadcast import address_towards
-from engine.inference.sglang.client import ServerGone
+from engine.inference.sglang.client import ServerGone, SglangClient
 from engine.inference.sglang.process import (
     CPU_SERVER,
     ServedAdapter,
@@ -132,12 +134,13 @@ def test_a_server_that_ends_says_with_what_its_log_ended(tmp_path: Path) -> None
 def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
     settings = Sglang(tensor_parallel=2, flags=["attention-backend=triton", "disable-radix-cache"])
     command = launch_command("py", Path("/m"), settings, device="cpu", dtype="float32", port=7, key_file=KEY_FILE)
-    assert command[:3] == ["py", "-m", "sglang.launch_server"]
+    assert command[:2] == ["py", str(CPU_SERVER)]
     assert command[command.index("--attention-backend") + 1] == "triton"
     assert "--disable-cuda-graph" in command
     assert command[command.index("--tp-size") + 1] == "2"
     assert command[-1] == "--disable-radix-cache"
     on_gpu = launch_command("py", Path("/m"), Sglang(), device="cuda", dtype="bfloat16", port=7, key_file=KEY_FILE)
+    assert on_gpu[:3] == ["py", "-m", "sglang.launch_server"]
     assert "--attention-backend" not in on_gpu
 
 
@@ -160,11 +163,56 @@ def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_
     assert "--lora-backend" not in started["cuda"]
 
 
+@pytest.mark.backends
+@pytest.mark.sglang
+async def test_the_processes_of_a_server_on_a_cpu_are_forked_from_one_that_has_imported_it(
+    folder: Path, server_python: str, tmp_path: Path
+) -> None:
+    """Python writes each module that it imports into the server's log.  There are two threads, because a process that
+    was forked behind the first pass of such would wait for the other thread for good."""
+    settings = Sglang(flags=["max-total-tokens=2048"])
+    environment = launch_environment(settings, 0, threads=2, device="cpu") | {"PYTHONPROFILEIMPORTTIME": "1"}
+    started = ServerProcess(
+        lambda port, key_file: launch_command(
+            server_python, folder, settings, device="cpu", dtype="float32", port=port, key_file=key_file
+        ),
+        environment,
+        tmp_path / "log",
+    )
+    started.start()
+    client = SglangClient(started.url, api_key=started.api_key)
+    try:
+        async with asyncio.timeout(240):
+            while not await answers(client):
+                started.check()
+                await asyncio.sleep(0.2)
+            sampled = await client.generate("a", (5, 6, 7), {"max_new_tokens": 2}, behaviour_logprobs=False)
+        assert len(sampled.token_ids) == 2
+        imported = Counter(line.rpartition("|")[2].strip() for line in started.log.read_text().splitlines())
+        assert imported["sglang.srt.managers.scheduler"] == imported["torch"] == 1
+        keeper = psutil.Process(started.pid)
+        processes = [keeper, *keeper.children(recursive=True)]
+        assert len(processes) == 4
+        keeper.kill()
+        until(lambda: all_gone(processes))
+    finally:
+        await client.close()
+        started.stop()
+
+
+async def answers(client: SglangClient) -> bool:
+    try:
+        return bool(await client.server_info())
+    except ServerGone:
+        return False
+
+
 def test_a_judge_is_started_with_its_tokenizer() -> None:
     judge = JudgeServers(path="j", dtype="float32", context_tokens=512, flags=["page-size=16"])
     command = judge_command("py", Path("/j"), judge, device="cpu", port=7, key_file=KEY_FILE)
     assert "--skip-tokenizer-init" not in command
     assert "--enable-cache-report" in command
+    assert command[:2] == ["py", str(CPU_SERVER)]
     assert command[command.index("--context-length") + 1] == "512"
     assert command[-2:] == ["--page-size", "16"]
 
