@@ -65,6 +65,18 @@ def test_the_environment_is_made_once_and_the_verb_runs_in_it(clone: Path) -> No
 
 
 @pytest.mark.slow
+def test_modules_are_compiled_once_whatever_the_callers_environment_says(clone: Path) -> None:
+    (clone / "devtools" / "verbs.py").write_text("")
+    main = clone / "devtools" / "__main__.py"
+    main.write_text(
+        "import os; from devtools import verbs; print(verbs.__cached__, os.stat(verbs.__cached__).st_ino)\n"
+    )
+    first, second = (dev(clone, "status", PYTHONDONTWRITEBYTECODE="1") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+
+
+@pytest.mark.slow
 def test_a_changed_lock_is_installed(clone: Path) -> None:
     dev(clone, "status")
     (clone / "requirements.lock").write_text("# changed\n")
