@@ -10,11 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.launch.pinned_dataset import with_pinned_dataset
-from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
-from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
-from engine.loop.model_requirements import memory_in_words
-from engine.loop.requirements import lacking
+from engine.launch.preflight import BadSpec
 from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 
@@ -167,37 +163,9 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    spec = with_pinned_model(spec_from_file(options.file), None, named_in=options.file, anywhere=True)
-    spec = with_pinned_dataset(spec, named_in=options.file, anywhere=True)
-    spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
-    if problems := lacking(spec):
-        raise BadSpec([f"{options.file}: {problem}" for problem in problems])
-    check_stage_files(spec, options.file.parent)
-    print(f"{options.file}: fine. {spec.name}: {_what_it_does(spec)}")
-    if (memory := memory_in_words(spec.model, spec.recipe, spec.resources)) is not None:
-        print(memory)
-    return 0
+    from engine.launch.check import check
 
-
-def _supervised(spec: RunSpec) -> str:
-    stages, steps = len(spec.recipe.stages), spec.recipe.supervised_steps
-    if steps is None:
-        return f"{stages} supervised stage{'' if stages == 1 else 's'}"
-    return f"{steps} supervised steps"
-
-
-def _what_it_does(spec: RunSpec) -> str:
-    schedule, evaluation = spec.schedule, spec.evaluation
-    if not spec.recipe.trains:
-        played = [f"by the player {player}" for player in evaluation.players if player != "model"]
-        if "model" in evaluation.players:
-            played.insert(0, f"once greedily and {evaluation.samples} x sampled")
-        return f"no training; {evaluation.tasks} held-out tasks, {', '.join(played)}"
-    if not spec.rl_steps:
-        return _supervised(spec)
-    supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
-    rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
-    return f"{supervised}{spec.rl_steps} steps of {rollouts}"
+    return check(options.file)
 
 
 def _make_model(options: argparse.Namespace) -> int:
