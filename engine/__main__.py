@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.launch.preflight import BadSpec
+from engine.launch.preflight import BadSpec, spec_from_file
 from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 
@@ -133,10 +133,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> int:
+    spec = spec_from_file(options.file)
     from engine.launch.train import train
 
     return train(
-        options.file,
+        spec,
+        file=options.file,
         run_dir=options.run_dir,
         resume=options.resume,
         in_process=options.in_process,
@@ -163,9 +165,10 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    spec = spec_from_file(options.file)
     from engine.launch.check import check
 
-    return check(options.file)
+    return check(spec, file=options.file)
 
 
 def _make_model(options: argparse.Namespace) -> int:

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from engine.launch.pinned_dataset import with_pinned_dataset
-from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
+from engine.launch.preflight import BadSpec, with_pinned_model
 from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
 
 
-def check(file: Path) -> int:
-    """The exit code.  Raises BadSpec."""
-    spec = with_pinned_model(spec_from_file(file), None, named_in=file, anywhere=True)
+def check(spec: RunSpec, *, file: Path) -> int:
+    """The exit code.  ``spec`` is what ``file`` says.  Raises BadSpec."""
+    spec = with_pinned_model(spec, None, named_in=file, anywhere=True)
     spec = with_pinned_dataset(spec, named_in=file, anywhere=True)
     spec = with_pinned_files(spec, None, FileFolder(file.parent, anywhere=True))
     if problems := lacking(spec):

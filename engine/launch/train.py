@@ -17,7 +17,7 @@ from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
 from engine.launch.pinned_dataset import with_pinned_dataset
-from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
+from engine.launch.preflight import BadSpec, differing_fields, with_pinned_model
 from engine.launch.run_files import MOST_WRITTEN, FileFolder, check_stage_files, with_pinned_files
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
@@ -37,9 +37,10 @@ CANCELLED = 130
 """As a shell reports a program that Ctrl-C ended."""
 
 
-def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None) -> int:
-    """The exit code.  Raises BadSpec before anything is started or written."""
-    spec = spec_from_file(file)
+def train(
+    spec: RunSpec, *, file: Path, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None
+) -> int:
+    """The exit code.  ``spec`` is what ``file`` says.  Raises BadSpec before anything is started or written."""
     folder = run_dir or default_run_dir(spec.name)
     again = f"python -m engine train {file} --run-dir {folder} --resume"
     return carry_out(

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WeightSource(Protocol):
@@ -14,15 +15,15 @@ class WeightSource(Protocol):
     carries the tensors or says where they can be fetched is its own business.
     """
 
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+    def tensors(self) -> Iterable[tuple[str, "Tensor"]]:
         """All weights by their Hugging Face names, one by one; of an adapter, by those of peft."""
         ...
 
 
-class StateDict(dict[str, Tensor]):
+class StateDict(dict[str, "Tensor"]):
     """A ``WeightSource`` that carries the tensors."""
 
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+    def tensors(self) -> Iterable[tuple[str, "Tensor"]]:
         return self.items()
 
 
@@ -31,7 +32,7 @@ class LoraAdapter:
     """A ``WeightSource`` that carries A and B of each adapted module alone; ``config`` is that which peft writes."""
 
     config: Mapping[str, Any]
-    factors: Mapping[str, Tensor]
+    factors: Mapping[str, "Tensor"]
 
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+    def tensors(self) -> Iterable[tuple[str, "Tensor"]]:
         return self.factors.items()

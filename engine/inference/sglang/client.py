@@ -9,10 +9,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONNECTIONS = 4096
 """More than a server runs at once; what is beyond waits in the server, not here."""
@@ -288,7 +290,7 @@ class SglangClient:
         }
         await self._call("POST", "/init_weights_update_group", body, timeout_s=PROBE_S)
 
-    async def receive_tensors(self, tensors: Mapping[str, Tensor], group: str, version: int) -> None:
+    async def receive_tensors(self, tensors: Mapping[str, "Tensor"], group: str, version: int) -> None:
         """A part of the weights, which rank 0 of ``group`` broadcasts meanwhile in this order."""
         body = {
             "names": list(tensors),

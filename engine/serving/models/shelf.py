@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from engine.cluster.generators import generator_for
 from engine.inference.interface import Generator
-from engine.inference.torch.factory import architecture_of_folder
 from engine.inference.torch.memory import memory_of
 from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_model, spec_of_model
 from engine.launch.preflight import BadSpec
 from engine.models.architecture import Architecture
+from engine.models.folder import opened_folder
 from engine.models.memory import readable_bytes
 from engine.models.origin import model_origin
 from engine.models.tokenizer import tokenizer_for
@@ -243,6 +243,6 @@ def _memory(spec: RunSpec) -> int:
         architecture = Architecture.of_builtin(model, len(tokenizer_for(model.vocabulary)))
         return memory_of(architecture, context_tokens=origin.context_tokens, slots=spec.resources.kv_slots).total
     assert origin.weights is not None  # a pretrained model has a folder
-    architecture = architecture_of_folder(origin.weights)
+    architecture = Architecture.of_config(opened_folder(origin.weights).config)
     slots = spec.resources.kv_slots
     return memory_of(architecture, context_tokens=origin.context_tokens, slots=slots, dtype=model.dtype).total

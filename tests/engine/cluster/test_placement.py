@@ -13,7 +13,7 @@ from engine.cluster.generator_group import generator_names
 from engine.cluster.misfit import misfit
 from engine.cluster.placement import GIB, Bundle, Plan, Seat, plan_for
 from engine.failures import NO_GPU
-from engine.launch.preflight import BadSpec, differing_fields
+from engine.launch.preflight import BadSpec, differing_fields, spec_from_file
 from engine.launch.train import train
 from engine.spec.resources import Resources
 from engine.spec.run import RunSpec
@@ -259,4 +259,4 @@ def test_one_process_is_not_placed_anywhere(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('name = "t"\n[resources.placement]\nrollout_cpus = 2\n')
     with pytest.raises(BadSpec, match=r"resources\.placement: one process has no cluster .* leave out --in-process"):
-        train(file, run_dir=tmp_path / "run", resume=False, in_process=True, json_file=None)
+        train(spec_from_file(file), file=file, run_dir=tmp_path / "run", resume=False, in_process=True, json_file=None)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,47 @@ def test_lines_are_printed_where_there_is_no_terminal(undisturbed: Any, run_toml
     assert "succeeded\n" in full.stdout
     assert "\x1b" not in full.stdout
     assert json.loads((tmp_path / "out.json").read_text())["steps"] == 5
+
+
+REFUSED = [
+    (["chat", "--model", "nowhere"], "there is no such folder"),
+    (["chat", "--model", "."], "config.json"),
+    (["chat", "--run", "nowhere"], "there is no such run"),
+    (["chat", "--run", "empty"], "holds no checkpoint"),
+    (["serve-models", "run.toml"], "run.toml: models: Field required"),
+    (["serve-models", "--model", "nowhere"], "there is no such folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(arguments) for arguments, _ in REFUSED])
+def test_a_command_that_refuses_its_input_does_not_load_torch(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    assert words in refused_without_loading(*arguments, cwd=tmp_path)
+
+
+def test_a_chat_that_refuses_its_step_or_its_environment_does_not_load_torch(undisturbed: Any, tmp_path: Path) -> None:
+    chat = ["chat", "--run", str(undisturbed.folder)]
+    assert "the run has no checkpoint of this step" in refused_without_loading(*chat, "--step", "99", cwd=tmp_path)
+    assert "learning_rate = 1: Extra" in refused_without_loading(*chat, "--environment", "run.toml", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_a_bad_spec_is_refused_and_does_not_load_what_a_good_one_is_checked_with(tmp_path: Path, verb: str) -> None:
+    libraries = ("numpy", "jsonschema", "psutil", "rich")
+    assert "run.toml: learning_rate = 1" in refused_without_loading(verb, "run.toml", cwd=tmp_path, libraries=libraries)
+
+
+def refused_without_loading(*arguments: str, cwd: Path, libraries: Sequence[str] = ("torch", "ray")) -> str:
+    """What the command writes to stderr; ``run.toml`` is no run."""
+    (cwd / "run.toml").write_text('name = "x"\nlearning_rate = 1\n')
+    code = (
+        "import sys; from engine.__main__ import main; print(main(sys.argv[1:]))\n"
+        f"print([name for name in {libraries} if name in sys.modules])"
+    )
+    command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["2", "[]"], done.stderr
+    return done.stderr
 
 
 def test_importing_the_loop_and_the_rollouts_does_not_load_torch_or_ray() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.cluster.members import learner_for
-from engine.launch.preflight import BadSpec
+from engine.launch.preflight import BadSpec, spec_from_file
 from engine.launch.train import train
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import MADE_BY_TRAINING, Trajectory
@@ -139,7 +139,7 @@ def test_the_command_line_looks_beside_the_run_file_and_writes_nothing_first(tmp
     run_file.write_text(f'name = "t"\n[[recipe.stages]]\n{stage}\n')
     written(tmp_path, [GOOD[0], changed("reward", "much")])
     with pytest.raises(BadSpec, match="some/recorded.jsonl, line 2: reward"):
-        train(run_file, run_dir=folder, resume=False, in_process=True, json_file=None)
+        train(spec_from_file(run_file), file=run_file, run_dir=folder, resume=False, in_process=True, json_file=None)
     assert not folder.exists()
 
 
