@@ -59,6 +59,10 @@ class Running(NamedTuple):
     program: str
 
 
+ENDED = Running(b"", "")
+"""What a process runs that has ended, and for which nobody has waited yet."""
+
+
 class Guest:
     """A thread that waits for the answer to its question."""
 

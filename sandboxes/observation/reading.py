@@ -16,7 +16,17 @@ from typing import Any
 from sandboxes.egress.detectors.abridged import abridged
 from sandboxes.observation import filter as asked
 from sandboxes.observation import kernel, ordinary
-from sandboxes.observation.guests import ARGUMENTS_BYTES, AT_FDCWD, Guest, Running, executable, shown, signed, stream_of
+from sandboxes.observation.guests import (
+    ARGUMENTS_BYTES,
+    AT_FDCWD,
+    ENDED,
+    Guest,
+    Running,
+    executable,
+    shown,
+    signed,
+    stream_of,
+)
 
 Action = dict[str, Any]
 """Fields of an ``ObservedAction`` by name; ``sandbox`` and ``label`` are the worker's to add."""
@@ -154,24 +164,30 @@ class Reader:
         )
         return Reply(action=action, starts=(guest, replaced))
 
-    def running_instead(self, started: Started) -> Action | None:
-        """Return what runs in place of the program that was reported, or though none was found, if that can be seen."""
+    def look(self, started: Started) -> tuple[bool, Action | None]:
+        """Return whether that is the last look at a program, and what runs in place of what was reported.
+
+        Of what has not begun, as far as can be seen, there is nothing to report yet.
+        """
         try:
             guest = Guest(started.starter.pid, self._root, self._agent)
             runs = guest.runs()
+            if not begun(started, runs):
+                return runs == ENDED, None
             if not differs(started, runs):
-                return None
+                return True, None
             if started.action is not None:
-                return corrected(started, runs)
+                return True, corrected(started, runs)
             variables = guest.environment()
             given = _Given(
                 _split(runs.command),
                 _split(variables),
                 cut=("environment",) if len(variables) == ARGUMENTS_BYTES else (),
             )
-            return _program(guest, time.time(), runs.program, given, guest.streams(), guest.sockets(), guest.folder())
+            streams, sockets, folder = guest.streams(), guest.sockets(), guest.folder()
+            return True, _program(guest, time.time(), runs.program, given, streams, sockets, folder)
         except OSError:
-            return None  # it has ended
+            return True, None  # it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +408,14 @@ def _touch(guest: Guest, at: float, operation: str, path: str, found: bool, targ
 # -- a second look ---------------------------------------------------------------------------------
 
 
+def begun(started: Started, runs: Running) -> bool:
+    """Return whether something else runs than before; the command line is empty while the kernel makes it."""
+    return bool(runs.command) and runs != started.before
+
+
 def differs(started: Started, runs: Running) -> bool:
     """Return whether something runs that was not reported."""
-    if not runs.command or runs == started.before:
+    if not begun(started, runs):
         return False
     if started.action is None:
         return True

@@ -19,8 +19,9 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
 from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
 
 from sandboxes.observation import kernel
 from sandboxes.observation.guests import Guest, Running, inside
@@ -29,7 +30,8 @@ from sandboxes.observation.sums import Sums
 
 REPORT_S = 0.004
 """How long an action waits for others before it is reported."""
-LOOK_AGAIN_S = 0.003
+LOOK_AGAIN_S, LOOKED_FOR_S = 0.003, 1.0
+"""When a program is looked at after it was asked for, and for how long one is looked for that has not begun."""
 HELD_BYTES = 2**20
 """Reports that the worker has not taken yet; beyond this they are summed up."""
 LENGTH = struct.Struct("!I")
@@ -37,6 +39,27 @@ ORDER = struct.Struct("!I")
 ATTACHED_BYTES = 4096
 SANDBOX_DESCRIPTORS = 2
 READABLE, WRITABLE, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+class Awaited:
+    """A program that was asked for and has not been seen to run.  Each look waits twice as long as the one before."""
+
+    def __init__(self, started: Started) -> None:
+        self.started = started
+        self._wait_s, self._left_s = LOOK_AGAIN_S, LOOKED_FOR_S
+        self.due_s = started.at + LOOK_AGAIN_S
+
+    def looked(self, now: float) -> bool:
+        """Return whether it is to be looked for again; ``now`` by the monotonic clock, before ``due_s`` costs no look.
+
+        What counts is how long was waited: an observer that stood still has not looked meanwhile.
+        """
+        if now < self.due_s:
+            return True
+        self._left_s -= self._wait_s
+        self._wait_s = min(2 * self._wait_s, self._left_s)
+        self.due_s = now + self._wait_s
+        return self._left_s > 0
 
 
 class Observed:
@@ -50,14 +73,15 @@ class Observed:
         self._sums = Sums()
         self._kept: list[tuple[Reply, int, float]] = []
         """What was read, of which thread and when, and is in no sum yet."""
-        self._started: dict[int, Started] = {}
-        """By process, the oldest first: a process runs one program at a time."""
+        self._awaited: dict[int, Awaited] = {}
+        """By process, which runs one program at a time."""
         self._outgoing = bytearray()
         self._ready = select.poll()
         self._ready.register(listener, select.POLLIN)
         self.due_s: float | None = None
-        """When a report is to be sent, by the monotonic clock."""
-        self.queued = self.room_watched = False
+        """When a report is to be sent or a program looked for, by the monotonic clock."""
+        self.queued_s: float | None = None
+        self.room_watched = False
         self.open = True
         reports.setblocking(False)
 
@@ -104,8 +128,9 @@ class Observed:
 
     def _keep(self, reply: Reply, thread: int) -> None:
         """Keep what was read until there is time: whoever asked may run on this processor only when we sleep."""
-        self._kept.append((reply, thread, time.monotonic()))
-        self._expect_report()
+        now = time.monotonic()
+        self._kept.append((reply, thread, now))
+        self._expect_report(now + REPORT_S)
 
     def _sum_up(self) -> None:
         for reply, thread, at in self._kept:
@@ -122,31 +147,33 @@ class Observed:
             if reply.starts is not None:
                 starter, replaced = reply.starts
                 self._look_before(starter.pid, replaced)
-                self._started[starter.pid] = Started(starter, replaced, action, at)
+                self._awaited[starter.pid] = Awaited(Started(starter, replaced, action, at))
             if action is not None:
                 self._sums.add(action)
         self._kept.clear()
 
-    def _expect_report(self) -> None:
-        if self.due_s is None:
-            self.due_s = time.monotonic() + REPORT_S
+    def _expect_report(self, at_s: float) -> None:
+        if self.due_s is None or at_s < self.due_s:
+            self.due_s = at_s
 
     def report(self) -> None:
         """Send what there is, unless the worker is far behind."""
-        self.due_s, self.queued = None, False
+        self.due_s = self.queued_s = None
         self._sum_up()
-        self._look_again(LOOK_AGAIN_S)
+        self._look_again()
         if self._sums and len(self._outgoing) < HELD_BYTES:
             actions, sockets = self._sums.taken()
             self._send({"actions": actions, "sockets": sockets})
-        if self._started or self._sums:
-            self._expect_report()
+        if self._sums:
+            self._expect_report(time.monotonic() + REPORT_S)
+        for awaited in self._awaited.values():
+            self._expect_report(awaited.due_s)
 
     def drain(self, number: int) -> None:
         """Answer everybody who asks by now, report it, and say so."""
         self.answer_all()
         self._sum_up()
-        self._look_again(0.0)
+        self._look_again(early=True)
         actions, sockets = self._sums.taken()
         self._send({"actions": actions, "sockets": sockets, "drained": number})
 
@@ -167,21 +194,21 @@ class Observed:
 
     def _look_before(self, process: int, replaced: Running) -> None:
         """What a process ran until it started the next program, however short that was."""
-        started = self._started.pop(process, None)
-        if started is not None and differs(started, replaced):
-            self._sums.add(corrected(started, replaced))
+        awaited = self._awaited.pop(process, None)
+        if awaited is not None and differs(awaited.started, replaced):
+            self._sums.add(corrected(awaited.started, replaced))
 
-    def _look_again(self, after_s: float) -> None:
-        """What runs of all that was started so long ago.  What has not begun yet is looked at once more."""
+    def _look_again(self, *, early: bool = False) -> None:
+        """What runs of all that was started and is due, or not yet due.  What has not begun is looked for again."""
         now = time.monotonic()
-        for process, started in list(self._started.items()):
-            if started.at > now - after_s:
-                break
-            instead = self._reader.running_instead(started)
+        for process, awaited in list(self._awaited.items()):
+            if awaited.due_s > now and not early:
+                continue
+            last, instead = self._reader.look(awaited.started)
             if instead is not None:
                 self._sums.add(instead)
-            if instead is not None or started.at <= now - LOOK_AGAIN_S:
-                del self._started[process]
+            if last or not awaited.looked(now):
+                del self._awaited[process]
 
     def _send(self, report: dict[str, object]) -> None:
         body = json.dumps(report).encode()
@@ -198,8 +225,9 @@ class Server:
         self._epoll.register(worker, READABLE)
         self._listeners: dict[int, Observed] = {}
         self._reports: dict[int, Observed] = {}
-        self._due: deque[Observed] = deque()
-        """Those that have something to report, in the order of their times: each waits equally long."""
+        self._due: list[tuple[float, int, Observed]] = []
+        """A heap of those that have something to report: when, and a number by which equal times are in order."""
+        self._numbers = count()
 
     def run(self) -> None:
         """Until the worker ends or hangs up."""
@@ -223,21 +251,20 @@ class Server:
         return True
 
     def _patience_s(self) -> float | None:
-        due_s = self._due[0].due_s if self._due else None
-        return None if due_s is None else max(0.0, due_s - time.monotonic())
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
 
     def _report(self) -> None:
-        while self._due and (self._due[0].due_s or 0.0) <= time.monotonic():
-            sandbox = self._due.popleft()
-            if sandbox.open:
+        while self._due and self._due[0][0] <= time.monotonic():
+            due_s, _, sandbox = heappop(self._due)
+            if sandbox.open and sandbox.due_s == due_s:  # else it was due before
                 sandbox.report()
                 self._watch(sandbox)
 
     def _watch(self, sandbox: Observed) -> None:
         """Have it report in time, and be woken when a worker that is behind has room again."""
-        if sandbox.due_s is not None and not sandbox.queued:
-            sandbox.queued = True
-            self._due.append(sandbox)
+        if sandbox.due_s is not None and sandbox.due_s != sandbox.queued_s:
+            sandbox.queued_s = sandbox.due_s
+            heappush(self._due, (sandbox.due_s, next(self._numbers), sandbox))
         if sandbox.blocked != sandbox.room_watched:
             sandbox.room_watched = sandbox.blocked
             self._epoll.modify(sandbox.reports.fileno(), READABLE | (WRITABLE if sandbox.blocked else 0))

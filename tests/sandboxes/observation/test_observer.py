@@ -8,13 +8,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.interface import Sandbox, SandboxLost
 from sandboxes.observation import kernel
+from sandboxes.observation.guests import Running
 from sandboxes.observation.observer import observer
+from sandboxes.observation.reading import Started, begun
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -218,6 +221,11 @@ from sandboxes.observation.server import Observed, Server
 nobody, asks = os.pipe()
 ours, theirs = socket.socketpair()
 sandbox = Observed(nobody, theirs, os.getpid(), 16)
+
+def until_running(process, command):
+    # Empty until the kernel has made it.
+    while command not in open(f"/proc/{process.pid}/cmdline", "rb").read().split(b"\\0"):
+        assert process.poll() is None
 """
 
 
@@ -267,6 +275,7 @@ def test_what_was_started_and_not_found_is_looked_at_again_and_before_the_next_o
 import json, subprocess
 from sandboxes.observation.guests import Guest, Running
 with subprocess.Popen(["sleep", "1000"]) as sleeping:
+    until_running(sleeping, b"1000")
     guest = Guest(sleeping.pid, 0, 0)
     for command in (b"shell", b"hidden"):
         runs = Running(command + b"\\0-x\\0", "/usr/bin/" + command.decode())
@@ -276,6 +285,86 @@ with subprocess.Popen(["sleep", "1000"]) as sleeping:
 print([(action["program"], *action["argv"]) for action in json.loads(ours.recv(4096)[4:])["actions"]])
 """
     assert ran(program).stdout == "[('/usr/bin/hidden', 'hidden', '-x'), ('/usr/bin/sleep', 'sleep', '1000')]\n"
+
+
+LATE = """
+import json, subprocess, time
+from sandboxes.observation import server
+from sandboxes.observation.guests import Guest
+
+def looks():
+    while sandbox.due_s is not None:
+        time.sleep(max(0.0, sandbox.due_s - time.monotonic()))
+        sandbox.report()
+        yield
+
+def asked_for(*argv):
+    late = subprocess.Popen(["/bin/sh", "-c", "read line; exec sleep 1000"], stdin=subprocess.PIPE)
+    until_running(late, b"/bin/sh")
+    guest = Guest(late.pid, 0, 0)
+    action = {"kind": "program", "program": "/usr/bin/sleep", "argv": list(argv), "at": 0.0,
+        "pid": late.pid, "parent": 1, "cut": []}
+    sandbox._keep(Reply(action=lambda: action, starts=(guest, guest.runs())), guest.thread)
+    return late
+"""
+
+
+@pytest.mark.parametrize("asked", ["2000", "1000"])
+def test_a_program_that_begins_late_is_compared_with_what_was_asked_for(asked):
+    program = f"""
+server.LOOKED_FOR_S = 60.0
+with asked_for("sleep", "{asked}") as late:
+    for number, _ in enumerate(looks()):
+        if number == 2:
+            late.stdin.write(b"\\n")
+            late.stdin.flush()
+    late.kill()
+received = ours.recv(4096)
+while received:
+    length = int.from_bytes(received[:4], "big")
+    print(*[action["argv"] for action in json.loads(received[4 : 4 + length])["actions"]])
+    received = received[4 + length :]
+"""
+    run = ran(LATE + program)
+    corrected = ["['sleep', '1000']"] if asked == "2000" else []
+    assert (run.stdout.splitlines(), run.stderr) == ([f"['sleep', '{asked}']", *corrected], "")
+
+
+def test_a_late_program_is_looked_for_ever_more_rarely_and_not_for_ever():
+    program = """
+server.LOOKED_FOR_S = 0.1
+with asked_for("sleep", "1000") as late:
+    print(sum(1 for _ in looks()))
+    late.kill()
+"""
+    # After 3, 6, 12, 24 and 48 ms, and what is left of 100.
+    run = ran(LATE + program)
+    assert (run.stdout, run.stderr) == ("6\n", "")
+
+
+def test_an_empty_command_line_is_a_program_that_has_not_begun():
+    """The kernel makes it late in ``execve``, when the former one is gone."""
+    started = Started(Mock(), Running(b"sh\0", "/usr/bin/sh"), {"argv": ["sleep", "1"], "cut": []})
+    assert not begun(started, Running(b"", "/usr/bin/sleep"))
+    assert begun(started, Running(b"sleep\0001\0", "/usr/bin/sleep"))
+
+
+def test_a_late_program_of_one_sandbox_holds_up_no_report_of_another():
+    program = """
+others, reports = socket.socketpair()
+other = Observed(os.pipe()[0], reports, os.getpid(), 16)
+control, worker = socket.socketpair()
+server = Server(control, os.pidfd_open(os.getpid()))
+sandbox._expect_report(time.monotonic() + 1000)
+other._keep(Reply(action=lambda: {"kind": "program", "program": "/bin/x", "at": 0.0, "pid": 1, "parent": 1}), 1)
+for observed in (sandbox, other):
+    server._watch(observed)
+time.sleep(server._patience_s())
+server._report()
+print(json.loads(others.recv(4096)[4:])["actions"][0]["program"])
+"""
+    run = ran(LATE + program)
+    assert (run.stdout, run.stderr) == ("/bin/x\n", "")
 
 
 async def test_a_program_is_started_by_the_agent_without_a_question_but_its_own(observing):

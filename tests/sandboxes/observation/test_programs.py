@@ -175,7 +175,8 @@ BEFORE = Running(b"before\0", "/usr/bin/before")
 def test_a_program_that_is_not_what_was_reported_is_reported_as_well(reported, runs):
     with sleeping() as guest:
         action = {"kind": "program", "program": "/usr/bin/x", "argv": reported, "pid": guest.pid, "cut": []}
-        instead = Reader(0, 0).running_instead(Started(guest, BEFORE, action))
+        last, instead = Reader(0, 0).look(Started(guest, BEFORE, action))
+    assert last
     assert (instead is not None) is runs
     if instead is not None:
         assert instead["argv"] == ["sleep", "1000"]
@@ -185,9 +186,10 @@ def test_a_program_that_is_not_what_was_reported_is_reported_as_well(reported, r
 def test_a_program_that_nobody_found_is_reported_when_it_runs():
     with sleeping() as guest:
         reader = Reader(0, 0)
-        instead = reader.running_instead(Started(guest, BEFORE))
-        assert reader.running_instead(Started(guest, guest.runs())) is None, "none runs: it still looks for one"
-    assert reader.running_instead(Started(guest, BEFORE)) is None, "it has ended"
+        last, instead = reader.look(Started(guest, BEFORE))
+        assert reader.look(Started(guest, guest.runs())) == (False, None), "none runs: it still looks for one"
+    assert reader.look(Started(guest, BEFORE)) == (True, None), "it has ended"
+    assert last
     assert instead is not None
     assert (instead["kind"], instead["program"], instead["argv"]) == ("program", "/usr/bin/sleep", ["sleep", "1000"])
     assert (instead["streams"][0], instead["environment"]) == ("null", ["GIT_X=x"])
