@@ -32,6 +32,22 @@ WAIT_FOR_CHECKPOINTS = """() => {
 }"""
 
 
+WHEN_THE_LIST_HAS_COME = """(action) => {
+  const list = document.getElementById("trajectories");
+  const act = {
+    filter: () => {
+      const purpose = list.querySelector('[name="purpose"]');
+      purpose.value = "train";
+      purpose.dispatchEvent(new Event("change", { bubbles: true }));
+    },
+    clear: () => list.querySelector("form a").click(),
+  }[action];
+  // Nobody is quicker: before anything else is done, once the list is there and its scripts are through.
+  list.addEventListener("htmx:afterSwap", () => queueMicrotask(act), { once: true });
+  window.stayed = true;
+}"""
+
+
 def wait_for_steps(page: Page, last: int) -> list[int]:
     """The steps of the reward curve once it has been drawn up to ``last``."""
     page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) >= {last}", timeout=PATIENCE_MS)
@@ -195,6 +211,25 @@ def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_i
     overview.get_by_role("link", name="Sign in again").click()
     overview.wait_for_url(f"{web.url}/")
     assert [text for text in complaints if "401" not in text] == []
+
+
+def test_a_filter_and_a_link_of_a_list_that_was_just_fetched_again_are_heard_at_once(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
+    engine.emit(engine.story.beginning())
+    engine.emit(engine.story.step(1), 1)
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/")
+    rows = page.locator("#trajectories tbody tr[data-step]")
+    for action, shown in (("filter", 8), ("clear", 14)):
+        page.evaluate(WHEN_THE_LIST_HAS_COME, action)
+        page.get_by_label("Purpose").select_option("eval-greedy")
+        expect(rows).to_have_count(shown, timeout=PATIENCE_MS)
+        assert page.evaluate("() => window.stayed"), "the link was followed to another page"
+    assert complaints == []
 
 
 def test_a_killed_web_process_leaves_no_gap_and_no_double_in_the_curve(
