@@ -4,9 +4,10 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.browser.conftest import PASSWORD, Engine, Web, sign_in
 from tests.browser.story import Event, Story
@@ -292,6 +293,113 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
         expect(marked).to_have_text("Mark rows to decide about all their alerts at once.")
         expect(matching).not_to_be_checked()
     assert complaints == []
+
+
+LISTS = {
+    "inbox": ("/alerts/", "/alerts/", "tr[data-alert]"),
+    "tab": (
+        "/runs/{run}/?tab=security",
+        "/runs/{run}/security/",
+        "#security [aria-label='Alerts of this run'] tbody tr",
+    ),
+}
+"""The page, the address that its list is fetched from, and the rows of its alerts."""
+COUNT_ANSWERS = """() => {
+  window.answered = 0;
+  const count = ({ detail }) => detail.xhr.addEventListener("loadend", () => (window.answered += 1));
+  document.body.addEventListener("htmx:beforeSend", count);
+}"""
+
+
+class HeldList:
+    """The next answer with a list, which the server has given and the page has not got."""
+
+    def __init__(self, page: Page, path: str) -> None:
+        self._page, self._held = page, list[tuple[Route, APIResponse]]()
+        page.route(lambda url: urlsplit(url).path == path, self._hold, times=1)
+
+    def _hold(self, route: Route) -> None:
+        self._held.append((route, route.fetch()))
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not self._held:
+            assert time.monotonic() < deadline, "nobody asked for the list"
+            self._page.wait_for_timeout(10)
+
+    def let_go(self) -> None:
+        [(route, response)] = self._held
+        route.fulfill(response=response)
+
+
+@pytest.mark.parametrize("place", LISTS)
+def test_what_comes_while_a_list_of_alerts_is_fetched_is_fetched_as_well(
+    place: str, web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    address, path, rows = (text.format(run=run.id) for text in LISTS[place])
+    engine.emit([story.alarm(0, "train-2-1")], 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.clock.install()
+    page.goto(web.url + address)
+    expect(page.locator(rows)).to_have_count(1, timeout=PATIENCE_MS)
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    held = HeldList(page, path)
+    engine.emit([story.alarm(1, "train-3-0")], 1)
+    held.wait()
+    engine.emit([story.alarm(2, "train-3-2")], 1)
+    expect(page.locator(".nav [data-open-alerts]")).to_have_text("3", timeout=PATIENCE_MS)
+    page.clock.run_for(2000)  # longer than the page gathers what comes
+    held.let_go()
+    expect(page.locator(rows)).to_have_count(3, timeout=PATIENCE_MS)
+    assert complaints == []
+
+
+FILTERS = {
+    "inbox": ("tr[data-alert]", ("Severity", "warning"), 2, ("Rule", "beacon"), 1),
+    "tab": ("#security .records tbody tr", ("Decision", "denied"), 3, ("Protocol", "dns"), 1),
+}
+"""What is listed, a filter, how many it leaves, another, and how many both leave."""
+
+
+@pytest.mark.parametrize("place", FILTERS)
+def test_a_list_that_was_asked_for_before_a_filter_does_not_come_after_it(
+    place: str, web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    address, path, _ = (text.format(run=run.id) for text in LISTS[place])
+    listed, (label, chosen), left, (other_label, other), left_of_both = FILTERS[place]
+    engine.emit([*story.trouble("train-2-1", 1), *(story.alarm(number, "train-2-1", 1) for number in range(3))], 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.goto(web.url + address)
+    expect(page.locator(listed).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+
+    # The page asked by itself.
+    page.evaluate(COUNT_ANSWERS)
+    held = HeldList(page, path)
+    engine.emit([story.alarm(3, "train-3-0")], 1)
+    held.wait()
+    page.get_by_label(label).select_option(chosen)
+    expect(page.locator(listed)).to_have_count(left, timeout=PATIENCE_MS)
+    held.let_go()
+    page.wait_for_function("() => window.answered === 2", timeout=PATIENCE_MS)
+    expect(page.locator(listed)).to_have_count(left)
+    expect(page.get_by_label(label)).to_have_value(chosen)
+
+    # Somebody chose a filter, and another one before the list had come.
+    page.get_by_label(label).select_option("")
+    expect(page.locator(listed)).not_to_have_count(left, timeout=PATIENCE_MS)
+    held = HeldList(page, path)
+    page.get_by_label(label).select_option(chosen)
+    held.wait()
+    page.get_by_label(other_label).select_option(other)
+    expect(page.locator(listed)).to_have_count(left_of_both, timeout=PATIENCE_MS)
+    expect(page.get_by_label(label)).to_have_value(chosen)
+    # htmx complains of the request that it ended itself, for the other filter.
+    assert [text for text in complaints if not text.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []
 
 
 def test_alike_alerts_are_marked_and_decided_together(

@@ -1,7 +1,10 @@
 /* The inbox by keyboard.  The chosen row, marks and opened groups stay when the list is fetched again. */
 
 import { onKey } from "./keys.js";
+import { Refetch } from "./refetch.js";
 import { ask, reviewByKeys } from "./review_decision.js";
+
+const GATHER_MS = 300;
 
 const box = document.getElementById("alerts");
 const marked = new Set();
@@ -157,18 +160,13 @@ document.body.addEventListener("htmx:afterSwap", (event) => event.detail.target 
 
 /* A row that is exchanged between the pressing and the letting go of a button is never clicked: the list waits. */
 let isPressed = false;
-let isStale = false;
+const list = new Refetch(box.id, { waitMs: GATHER_MS, isHeld: () => isPressed });
+document.body.addEventListener("alerts-changed", () => list.changed());
 box.addEventListener("pointerdown", () => (isPressed = true));
 for (const end of ["pointerup", "pointercancel"]) {
   document.addEventListener(end, () => setTimeout(() => {
     isPressed = false;
-    if (isStale) document.body.dispatchEvent(new CustomEvent("alerts-changed"));
-    isStale = false;
+    list.release();
   }));
 }
-document.body.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.target !== box || !isPressed) return;
-  event.detail.shouldSwap = false;
-  isStale = true;
-});
 showMarks();

@@ -2,16 +2,19 @@
 
    The lists are the server's.  Somebody who types in the filter, or looks into first bytes, is not interrupted. */
 
-const TELL_MS = 1000;
+import { Refetch } from "./refetch.js";
+
+const GATHER_MS = 1000;
 
 export class SecurityTab {
   constructor(box) {
     this.box = box;
+    this.list = new Refetch(box.id, { waitMs: GATHER_MS, isHeld: () => box.querySelector("form :focus, details[open]") !== null });
     document.body.addEventListener("alerts-changed", () => this.changed());
     document.body.addEventListener("htmx:afterSwap", (event) => {
       if (event.detail.target === box) this.note(event.detail.pathInfo.finalRequestPath);
     });
-    box.addEventListener("focusout", () => this.missed && this.changed());
+    box.addEventListener("focusout", () => this.list.release());
   }
 
   open() {
@@ -29,11 +32,6 @@ export class SecurityTab {
   }
 
   changed() {
-    if (!this.opened) return;
-    this.telling ??= setTimeout(() => {
-      this.telling = null;
-      this.missed = this.box.querySelector("form :focus, details[open]") !== null;
-      if (!this.missed) htmx.trigger(document.body, "run-security");
-    }, TELL_MS);
+    if (this.opened) this.list.changed();
   }
 }
