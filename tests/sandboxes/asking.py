@@ -72,6 +72,13 @@ def host_processes(sign: bytes) -> list[int]:
     return found
 
 
+async def until_running(argument: str, processes: int = 1) -> None:
+    """Return when so many processes of the host are ``sleep`` with this argument: none is its shell still."""
+    async with asyncio.timeout(60):
+        while len(host_processes(f"sleep\0{argument}\0".encode())) < processes:  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def opened_after_another(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
     """A sandbox whose zygote has made one before."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -68,16 +69,18 @@ async def test_after_a_reset_what_is_done_is_still_told(docker_image):
     assert ("turn 2", "after") in started
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.02)
+
+
 async def test_an_observer_that_dies_takes_the_container_with_it(docker_image):
     from sandboxes.observation.observer import observer
 
     async with observing() as (sandbox, _):
         observer().process.kill()
-        for _ in range(500):
-            if not sandbox.alive:
-                break
-            await asyncio.sleep(0.02)
-        assert not sandbox.alive
+        await until(lambda: not sandbox.alive)
 
 
 async def test_an_agent_that_ended_has_no_listener():
@@ -104,10 +107,7 @@ def test_an_incident_is_found_in_its_turn_by_the_path_of_training(docker_image, 
 async def test_a_container_whose_programs_are_asked_about_freezes_all_the_same(docker_image):
     async with observing() as (sandbox, actions):
         running = asyncio.create_task(sandbox.exec(["sh", "-c", "while :; do /usr/bin/true; done"]))
-        for _ in range(500):
-            if any(action.program.endswith("/true") for action in list(actions)):
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: any(action.program.endswith("/true") for action in actions))
         await sandbox.freeze("stopped by a test")
         assert sandbox.frozen == "stopped by a test"
         running.cancel()

@@ -24,7 +24,7 @@ from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import cell_output, errno_of, host_processes, printed, python
+from tests.sandboxes.asking import cell_output, errno_of, host_processes, printed, python, until_running
 
 ROOT = Path(__file__).parents[3]
 NOT_STILL = APIError(f"Cannot pause container 1: OCI runtime pause failed: {NOT_YET}: unknown")
@@ -194,22 +194,23 @@ async def test_all_processes_together_get_no_more_memory_than_the_container_has(
 # -- how it ends -----------------------------------------------------------------------------------
 
 
-async def test_closing_leaves_no_container_and_no_process(spec):
-    sandbox = await open_sandbox(spec)
-    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 765432 & setsid sleep 765432 &"])
-    assert host_processes(b"765432")
+async def test_closing_leaves_no_container_and_no_process(sandbox):
+    seconds = f"{os.getpid()}432.10"
+    await sandbox.exec(["/bin/sh", "-c", f"setsid sleep {seconds} & setsid sleep {seconds} &"])
+    await until_running(seconds, 2)
     await sandbox.close()
-    assert host_processes(b"765432") == []
+    assert host_processes(seconds.encode()) == []
     assert containers() == []
 
 
-async def test_a_frozen_sandbox_is_closed_like_any_other(spec):
-    sandbox = await open_sandbox(spec)
-    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 654321 &"])
+async def test_a_frozen_sandbox_is_closed_like_any_other(sandbox):
+    seconds = f"{os.getpid()}321.09"
+    await sandbox.exec(["/bin/sh", "-c", f"setsid sleep {seconds} &"])
+    await until_running(seconds)
     await sandbox.freeze("to be looked at")
     assert container_of(sandbox)["State"]["Paused"]
     await sandbox.close()
-    assert host_processes(b"654321") == []
+    assert host_processes(seconds.encode()) == []
     assert containers() == []
 
 
@@ -227,13 +228,14 @@ async def test_a_freeze_that_the_runtime_gives_up_is_asked_for_again(sandbox, mo
 
 
 @pytest.mark.parametrize("refusal", [NOT_STILL, APIError("no space left on device")])
-async def test_a_sandbox_that_cannot_be_frozen_is_killed(spec, refusal, monkeypatch):
+async def test_a_sandbox_that_cannot_be_frozen_is_killed(sandbox, refusal, monkeypatch):
+    seconds = f"{os.getpid()}210.98"
     monkeypatch.setattr("sandboxes.backends.docker.container.FREEZE_S", 0.1)
-    sandbox = await open_sandbox(spec)
-    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 345678 &"])
+    await sandbox.exec(["/bin/sh", "-c", f"setsid sleep {seconds} &"])
+    await until_running(seconds)
     monkeypatch.setattr(sandbox._process.client, "pause", Mock(side_effect=refusal))
     await sandbox.freeze("it mines")
-    assert (host_processes(b"345678"), containers()) == ([], [])
+    assert (host_processes(seconds.encode()), containers()) == ([], [])
     with pytest.raises(SandboxFrozen, match="it mines"):
         await sandbox.run_python("1")
     await sandbox.close()
@@ -243,13 +245,12 @@ async def test_a_container_that_was_killed_is_a_lost_sandbox(sandbox):
     running = asyncio.create_task(sandbox.run_python("while True: pass"))
     await asyncio.sleep(0.2)
     daemon.client().kill(sandbox._process.name)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
             await running
 
 
-async def test_a_container_that_somebody_removed_is_closed_without_complaint(spec):
-    sandbox = await open_sandbox(spec)
+async def test_a_container_that_somebody_removed_is_closed_without_complaint(sandbox):
     daemon.client().remove_container(sandbox._process.name, force=True)
     await sandbox.close()
 
@@ -297,10 +298,13 @@ async def test_what_a_killed_owner_leaves_is_removed_and_what_a_living_one_has_i
         killed.wait()
         killed.stdout.close()
     name = name.strip()
-    assert name in [container["Names"][0].removeprefix("/") for container in containers()]
-    assert orphans() == [name]
-    assert remove_orphans() == [name]
-    assert orphans() == []
+    try:
+        assert name in [container["Names"][0].removeprefix("/") for container in containers()]
+        assert orphans() == [name]
+        assert remove_orphans() == [name]
+        assert orphans() == []
+    finally:
+        remove_orphans()
     assert (await sandbox.run_python("'alive'")).stdout == "'alive'\n"
 
 
