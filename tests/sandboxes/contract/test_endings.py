@@ -10,7 +10,7 @@ import pytest
 
 from sandboxes.interface import SandboxLost
 from sandboxes.opened import open_sandbox, opened
-from tests.sandboxes.asking import host_processes, python, shell
+from tests.sandboxes.asking import host_processes, python, shell, until_running
 
 
 async def test_reset_leaves_no_variable_file_or_process(sandbox):
@@ -64,9 +64,9 @@ async def test_every_interpreter_begins_with_what_the_first_one_had(sandbox):
 
 
 async def test_reset_ends_programs_under_way(sandbox):
-    program = asyncio.create_task(shell(sandbox, "sleep 765432", timeout_s=60))
-    while not host_processes(b"765432"):
-        await asyncio.sleep(0.02)
+    seconds = f"{os.getpid()}876.54"
+    program = asyncio.create_task(shell(sandbox, f"exec sleep {seconds}", timeout_s=60))
+    await until_running(seconds)
     await sandbox.reset()
     assert (await program).outcome == "killed"
 
@@ -79,8 +79,7 @@ async def test_a_sandbox_that_cannot_be_reset_is_lost(sandbox):
     assert not sandbox.alive
 
 
-async def test_closing_twice_is_fine_and_every_later_call_is_lost(spec):
-    sandbox = await open_sandbox(spec)
+async def test_closing_twice_is_fine_and_every_later_call_is_lost(sandbox):
     await asyncio.gather(sandbox.close(), sandbox.close())
     await sandbox.close()
     for call in (
@@ -94,8 +93,7 @@ async def test_closing_twice_is_fine_and_every_later_call_is_lost(spec):
             await call
 
 
-async def test_closing_while_code_runs_loses_that_call(spec):
-    sandbox = await open_sandbox(spec)
+async def test_closing_while_code_runs_loses_that_call(sandbox):
     running = asyncio.create_task(sandbox.run_python("while True: pass"))
     await asyncio.sleep(0.2)
     await sandbox.close()
@@ -106,26 +104,26 @@ async def test_closing_while_code_runs_loses_that_call(spec):
 async def test_close_leaves_no_process_and_no_descriptor(spec):
     await (await open_sandbox(spec)).close()  # what is made once per process (the spawner) is not counted
     gc.collect()  # what earlier tests left is not ours to count
+    seconds = f"{os.getpid()}987.65"
     descriptors = [len(os.listdir("/proc/self/fd"))]
     while len(descriptors) == 1 or descriptors[-1] > descriptors[-2]:
         assert len(descriptors) < 6, "each sandbox leaves some; connections that are kept for all do not grow for ever"
-        sandbox = await open_sandbox(spec)
-        await shell(sandbox, "sleep 987654 & setsid sleep 987654 &")
-        assert host_processes(b"987654")
-        await sandbox.close()
-        assert host_processes(b"987654") == []
+        async with opened(spec) as sandbox:
+            await shell(sandbox, f"sleep {seconds} & setsid sleep {seconds} &")
+            await until_running(seconds, 2)
+        assert host_processes(seconds.encode()) == []
         descriptors.append(len(os.listdir("/proc/self/fd")))
 
 
 async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(sandbox):
-    running = asyncio.create_task(shell(sandbox, "echo begun > /tmp/begun; sleep 876543"))
-    while not host_processes(b"sleep\x00876543"):
-        await asyncio.sleep(0.02)
+    seconds = f"{os.getpid()}109.87"
+    running = asyncio.create_task(shell(sandbox, f"echo begun > /tmp/begun; sleep {seconds}", timeout_s=60))
+    await until_running(seconds)
     running.cancel()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert host_processes(b"876543") == []
+    assert host_processes(seconds.encode()) == []
     assert (await shell(sandbox, "cat /tmp/begun")).stdout == "begun\n"
 
 

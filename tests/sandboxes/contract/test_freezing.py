@@ -16,7 +16,7 @@ from sandboxes.interface import (
     SnapshotUnavailable,
 )
 from sandboxes.opened import open_sandbox
-from tests.sandboxes.asking import cell_output, host_processes, shell
+from tests.sandboxes.asking import cell_output, host_processes, shell, until_running
 
 SPIN = "while True: pass"
 
@@ -121,12 +121,10 @@ async def test_freezing_from_several_sides_at_once_is_fine(sandbox):
     assert sandbox.frozen == "reason 0"
 
 
-async def test_a_frozen_sandbox_can_be_closed_and_leaves_no_process(spec):
-    sandbox = await open_sandbox(spec)
+async def test_a_frozen_sandbox_can_be_closed_and_leaves_no_process(sandbox):
     sign = f"{os.getpid()}654.32"
     sleeping = asyncio.create_task(shell(sandbox, f"setsid sleep {sign} & trap '' TERM; sleep {sign}", timeout_s=60))
-    while len(host_processes(f"sleep\0{sign}".encode())) < 2:
-        await asyncio.sleep(0.01)
+    await until_running(sign, 2)
     await sandbox.freeze("it sleeps")
     with pytest.raises(SandboxFrozen):
         await sleeping
@@ -138,8 +136,7 @@ async def test_a_frozen_sandbox_can_be_closed_and_leaves_no_process(spec):
             await call
 
 
-async def test_closing_while_it_is_being_frozen_closes_it(spec):
-    sandbox = await open_sandbox(spec)
+async def test_closing_while_it_is_being_frozen_closes_it(sandbox):
     freezing = asyncio.create_task(sandbox.freeze("it mines"))
     await asyncio.sleep(0)
     await sandbox.close()
@@ -147,8 +144,7 @@ async def test_closing_while_it_is_being_frozen_closes_it(spec):
     assert not sandbox.alive
 
 
-async def test_a_sandbox_that_is_gone_stays_gone(spec):
-    sandbox = await open_sandbox(spec)
+async def test_a_sandbox_that_is_gone_stays_gone(sandbox):
     await sandbox.close()
     await sandbox.freeze("too late")
     assert sandbox.frozen is None

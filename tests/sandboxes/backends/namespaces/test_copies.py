@@ -32,7 +32,7 @@ def test_a_living_child_is_believed_and_known_by_the_kernels_word(sockets):
         (os.POSIX_SPAWN_DUP2, its_control.fileno(), 0)
     ])  # fmt: skip
     try:
-        control.settimeout(5)
+        control.settimeout(60)
         assert copies.received_number(control, copies.READY) == child
     finally:
         os.kill(child, 9)

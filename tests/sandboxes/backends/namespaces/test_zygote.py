@@ -426,10 +426,12 @@ asyncio.run(main())
 
 def test_a_killed_embedder_takes_zygote_and_sandbox_along():
     with subprocess.Popen([sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as embedder:
-        pids = [int(pid) for pid in embedder.stdout.readline().split()]
-        assert len(pids) == 4, "zygote, agent, interpreter, sleep"
-        assert all(map(runs, pids))
-        embedder.kill()
+        try:
+            pids = [int(pid) for pid in embedder.stdout.readline().split()]
+            assert len(pids) == 4, "zygote, agent, interpreter, sleep"
+            assert all(map(runs, pids))
+        finally:
+            embedder.kill()
     give_up_s = time.monotonic() + 60
     while any(map(runs, pids)):
         assert time.monotonic() < give_up_s
