@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from engine.spec.annotations import BOUNDS_IN_WORDS, models_in
+from engine.spec.docstrings import descriptions_of
 from engine.spec.presets import Preset
 from engine.spec.recipe import Recipe
 
@@ -58,7 +59,7 @@ def _knobs(model: BaseModel, prefix: str, given: Any, variants: list[type[BaseMo
 
 def _help(model: BaseModel, name: str) -> str:
     """The tag of a variant is explained by the variant itself."""
-    text = model.__doc__ if name == "kind" else type(model).model_fields[name].description
+    text = model.__doc__ if name == "kind" else descriptions_of(type(model)).get(name)
     return " ".join((text or "").split())
 
 

@@ -6,10 +6,12 @@ spec was taken.  The bounds leave room for whatever a run can really do.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError
 
 from engine.spec.annotations import members_of
+from engine.spec.docstrings import descriptions_of
 
 MOST_STEPS = 10**7
 """It bounds steps of any kind, because a step is a row of every curve."""
@@ -40,7 +42,7 @@ _NO_BOOLEAN = {int: _no_boolean("int_type"), float: _no_boolean("float_type")}
 class Strict(BaseModel):
     """Rejects unknown fields and true as a number, is frozen, and describes a field by the docstring under it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -50,3 +52,12 @@ class Strict(BaseModel):
             if number is not None and _NO_BOOLEAN[number] not in field.metadata:
                 field.metadata.append(_NO_BOOLEAN[number])
         return handler(source)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        document = handler(schema)
+        properties = handler.resolve_ref_schema(document).get("properties", {})
+        for name, text in descriptions_of(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return document

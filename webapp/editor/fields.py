@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from engine.spec.annotations import BOUNDS_IN_WORDS
+from engine.spec.docstrings import descriptions_of
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from webapp.editor.complaints import Complaint, sentence
@@ -289,13 +290,14 @@ def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str,
     for name, ask in asks_of(model).items():
         inner = f"{path}.{name}" if path else name
         info, unsaid = model.model_fields[name], baseline.get(name)
+        help = _help_text(descriptions_of(model).get(name))
         answer = given.get(name, unsaid)
         if answer is False and ask.may_be_absent:
             answer = None
         if ask.models:
-            sections.append(_section(ask, inner, answer, info, unsaid, problems))
+            sections.append(_section(ask, inner, answer, help, unsaid, problems))
         elif ask.shape != "fixed" and inner != "recipe.preset":
-            fields.append(_field(ask, inner, answer, info, unsaid, problems))
+            fields.append(_field(ask, inner, answer, info, help, unsaid, problems))
     main = _main(path, fields)
     return Section(
         path, _title(path), _help_text(model.__doc__), problems.get(path) if path else None,
@@ -303,14 +305,14 @@ def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str,
     )  # fmt: skip
 
 
-def _section(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Section:
+def _section(ask: Ask, path: str, value: Any, help: str, unsaid: Any, problems: Problems) -> Section:
     if ask.shape == "rows":
-        return _rows(ask, path, value, info, problems)
+        return _rows(ask, path, value, help, problems)
     table = value if isinstance(value, Mapping) else {}
     model = ask.model_for(table)
     section = _table(model, path, table, beneath(ask, table, unsaid), problems)
     if ask.shape == "variant":
-        section = replace(section, help=_help_text(info.description), kind=_kind(ask, path, table, unsaid, problems))
+        section = replace(section, help=help, kind=_kind(ask, path, table, unsaid, problems))
     if ask.may_be_absent:
         switch: Literal["on", "off"] = "off" if value is None else "on"
         section = replace(section, switch=switch, was_on=unsaid is not None)
@@ -329,15 +331,15 @@ def _kind(ask: Ask, path: str, table: Mapping[str, Any], unsaid: Any, problems: 
     )  # fmt: skip
 
 
-def _rows(ask: Ask, path: str, value: Any, info: FieldInfo, problems: Problems) -> Section:
+def _rows(ask: Ask, path: str, value: Any, help: str, problems: Problems) -> Section:
     rows = [
         replace(_table(ask.model, f"{path}.{index}", row, defaults_of(ask.model), problems), title=f"{index + 1}")
         for index, row in enumerate(value if isinstance(value, list) else [])
     ]
-    return Section(path, _title(path), _help_text(info.description), problems.get(path), rows=rows)
+    return Section(path, _title(path), help, problems.get(path), rows=rows)
 
 
-def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Field:
+def _field(ask: Ask, path: str, value: Any, info: FieldInfo, help: str, unsaid: Any, problems: Problems) -> Field:
     kinds: dict[str, Kind] = {
         "choices": "many",
         "choice": "choice",
@@ -352,7 +354,7 @@ def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, proble
         path=path,
         label=_label(path),
         kind=kinds.get(ask.shape, "long-text" if is_long else "text"),
-        help=_help_text(info.description),
+        help=help,
         value=value,
         default=unsaid if unsaid is not None else default_of(info) if not ask.may_be_absent else None,
         is_required=info.is_required(),

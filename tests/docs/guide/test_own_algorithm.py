@@ -13,6 +13,7 @@ PAGE = ROOT / "docs" / "guide" / "own-algorithm.md"
 
 COMMON = """
 from engine.cluster.members import learner_for
+from engine.spec.docstrings import descriptions_of
 from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 from engine.training.advantages import token_advantages
@@ -27,7 +28,7 @@ assert KIND in RunSpec.model_json_schema()["$defs"]["Recipe"]["properties"]["cre
 offered = asks_of(Recipe)["credit"].models[KIND]
 assert PURPOSE in offered.__doc__
 (field,) = FIELDS
-assert MEANING in offered.model_fields[field].description
+assert MEANING in descriptions_of(offered)[field]
 assert learned(learner_for(spec), grouped(rollouts()))["updates"] == 2
 try:
     run_spec({"credit": {"kind": KIND}}, schedule={"prompts_per_step": 4, "group_size": 1, "minibatch_trajectories": 4})

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 import engine.spec
 from engine.spec.annotations import models_in
+from engine.spec.docstrings import descriptions_of
 from engine.spec.knobs import knobs_of
 from engine.spec.presets import FAMILIES, preset, preset_names
 from engine.spec.recipe import Recipe
@@ -155,8 +156,8 @@ def test_every_field_of_a_recipe_says_what_it_does() -> None:
         if model in reported:
             return []
         reported.add(model)
-        fields = model.model_fields.items()
-        here = [f"{model.__name__}.{name}" for name, info in fields if name != "kind" and not info.description]
+        fields, described = model.model_fields.items(), descriptions_of(model)
+        here = [f"{model.__name__}.{name}" for name, _ in fields if name != "kind" and not described.get(name)]
         return [*here, *(item for _, info in fields for inner in models_in(info.annotation) for item in silent(inner))]
 
     assert silent(Recipe) == []
