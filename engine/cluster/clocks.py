@@ -10,7 +10,7 @@ beside those of others.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.spec.trajectory import ToolCall, Trajectory, Turn
+from engine.spec.trajectory import LATEST, ToolCall, Trajectory, Turn
 
 NOTICED_S = 0.5
 """A clock that differs by more is reported."""
@@ -86,8 +86,13 @@ class Clocks:
 
 def _moved(turn: Turn, ahead_s: float) -> Turn:
     calls = [call.model_copy(update={"began_at": _earlier(call, ahead_s)}) for call in turn.tool_calls]
-    return turn.model_copy(update={"began_at": _earlier(turn, ahead_s), "tool_calls": calls})
+    began_at = _earlier(turn, ahead_s)
+    seconds = None if began_at is None else turn.seconds
+    return turn.model_copy(update={"began_at": began_at, "seconds": seconds, "tool_calls": calls})
 
 
 def _earlier(timed: Turn | ToolCall, by_s: float) -> float | None:
-    return None if timed.began_at is None else timed.began_at - by_s
+    """None where a turn may not have such a time: its clock was set between the turn and the comparison."""
+    if timed.began_at is None or not 0 <= timed.began_at - by_s < LATEST:
+        return None
+    return timed.began_at - by_s

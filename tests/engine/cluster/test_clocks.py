@@ -87,6 +87,18 @@ def test_a_clock_that_is_set_is_believed_at_once_and_reported_again(clocks: Cloc
     assert [line.partition(" s ")[0].rpartition(" ")[2] for line in reported] == ["60.0", "0.0", "7.0"]
 
 
+@pytest.mark.parametrize("ahead_s", [2e9, -1e11])
+def test_a_turn_that_the_comparison_moves_beyond_every_date_has_no_time(
+    clocks: Clocks, trajectory: Trajectory, ahead_s: float
+) -> None:
+    """The worker's clock was set after it had been compared."""
+    clocks.compared("rollout-0", "node", asked(1.7e9, ahead_s, took_s=0.001))
+    [moved] = clocks.by_ours("rollout-0", [trajectory])
+    assert times(moved) == [(None, [None, None]), (None, [])]
+    assert [it.seconds for it in moved.turns] == [None, None]
+    assert Trajectory.model_validate_json(moved.model_dump_json()) == moved
+
+
 def test_a_worker_that_was_replaced_is_compared_anew(clocks: Clocks, reported: list[str]) -> None:
     clocks.compared("rollout-0", "node-a", asked(500.0, 60.0, took_s=0.001))
     clocks.forget("rollout-0")
