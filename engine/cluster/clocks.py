@@ -51,7 +51,12 @@ class Clocks:
         """By how much the clocks were ahead of which a line was written."""
 
     def compared(self, worker: str, node: str, comparison: Comparison) -> None:
-        """Of a worker that was replaced, ``forget`` the predecessor first: it may stand elsewhere."""
+        """Keep a comparison, unless the loop's own clock was set back during it, or the one that is known says more.
+
+        Before a worker takes another's place, ``forget`` the predecessor: it may stand elsewhere.
+        """
+        if comparison.answered_at < comparison.asked_at:
+            return
         known = self._known.get(worker)
         if known is not None and known.outlives(comparison):
             return

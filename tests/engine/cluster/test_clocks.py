@@ -87,6 +87,20 @@ def test_a_clock_that_is_set_is_believed_at_once_and_reported_again(clocks: Cloc
     assert [line.partition(" s ")[0].rpartition(" ")[2] for line in reported] == ["60.0", "0.0", "7.0"]
 
 
+@pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
+def test_a_comparison_during_which_the_loops_own_clock_was_set_changes_nothing(
+    clocks: Clocks, reported: list[str], set_by_s: float
+) -> None:
+    for worker in ("rollout-0", "rollout-1"):
+        if worker == "rollout-1":
+            clocks.compared(worker, "node", asked(5000.0, 0.0))
+        clocks.compared(worker, "node", Comparison(5010.0, 5010.005, 5010.01 + set_by_s))
+        assert clocks.ahead_s(worker) == 0.0
+        clocks.compared(worker, "node", asked(5020.0 + set_by_s, 0.0))
+        assert clocks.ahead_s(worker) == 0.0
+    assert reported == []
+
+
 @pytest.mark.parametrize("ahead_s", [2e9, -1e11])
 def test_a_turn_that_the_comparison_moves_beyond_every_date_has_no_time(
     clocks: Clocks, trajectory: Trajectory, ahead_s: float
