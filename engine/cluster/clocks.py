@@ -64,11 +64,7 @@ class Clocks:
         ahead_s = self.ahead_s(worker)
         if abs(ahead_s - self._reported.get(worker, 0.0)) > NOTICED_S:
             self._reported[worker] = ahead_s
-            way = "ahead of" if ahead_s > 0 else "behind"
-            self._report(
-                f"the clock of {worker} on node {node} is {abs(ahead_s):.1f} s {way} the loop's: the times of its turns"
-                " are moved by as much; have the clocks of all nodes set by one source (NTP)"
-            )
+            self._report(f"the clock of {worker} on node {node} is {_difference(ahead_s)}")
 
     def forget(self, worker: str) -> None:
         self._known.pop(worker, None)
@@ -87,6 +83,16 @@ class Clocks:
         if not ahead_s:
             return [*trajectories]
         return [it.with_turns([_moved(turn, ahead_s) for turn in it.turns]) for it in trajectories]
+
+
+def _difference(ahead_s: float) -> str:
+    if abs(ahead_s) <= NOTICED_S:
+        return f"{abs(ahead_s):.1f} s from the loop's again"
+    way = "ahead of" if ahead_s > 0 else "behind"
+    return (
+        f"{abs(ahead_s):.1f} s {way} the loop's: the times of its turns are moved by as much; have the clocks of all"
+        " nodes set by one source (NTP)"
+    )
 
 
 def _moved(turn: Turn, ahead_s: float) -> Turn:

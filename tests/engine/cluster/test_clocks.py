@@ -85,6 +85,7 @@ def test_a_clock_that_is_set_is_believed_at_once_and_reported_again(clocks: Cloc
     clocks.compared("rollout-0", "node", asked(520.0, -7.0))
     assert clocks.ahead_s("rollout-0") == pytest.approx(-7.0)
     assert [line.partition(" s ")[0].rpartition(" ")[2] for line in reported] == ["60.0", "0.0", "7.0"]
+    assert ["NTP" in line for line in reported] == [True, False, True]
 
 
 @pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
