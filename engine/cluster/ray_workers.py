@@ -88,6 +88,8 @@ class RayWorkers:
         self._group = GeneratorGroup(spec.resources, self._generators)
         self._meter = ProcessMeter("loop", "loop")
         self._clocks = Clocks(lambda line: report("warning", line))
+        self._with_clock: dict[str, Any] = {}
+        """By name: the rollout actors whose clocks were compared when they settled in."""
         self.replacements = Replacements()
         self._nodes: dict[str, str] = {}
         """By actor: where it stands, or stood when it died."""
@@ -279,7 +281,7 @@ class RayWorkers:
         with_servers = [name for name in (*self._generators.names, "judge") if name in self._actors]
         others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name not in with_servers]
         asked = [self._answer_of(self._actors[name].readings) for name in with_servers]
-        comparing = [self._compare_again(name) for name in self._rollouts if name in self._nodes]
+        comparing = [self._compare_again(name, actor) for name, actor in self._with_clock.items()]
         found, serving, _ = await asyncio.gather(
             asyncio.gather(*others), asyncio.gather(*asked), asyncio.gather(*comparing)
         )
@@ -288,11 +290,12 @@ class RayWorkers:
         readings += [reading for processes, _ in answers for reading in processes]
         return UsageReading(time.time(), tuple(readings), tuple(server for _, servers in answers for server in servers))
 
-    async def _compare_again(self, name: str) -> None:
-        """Clocks part, and are set.  A worker that does not answer keeps the comparison that it has."""
+    async def _compare_again(self, name: str, actor: Any) -> None:
+        """Clocks part, and are set.  A worker that does not answer keeps the comparison that it has, and the answer of
+        one that was replaced meanwhile says nothing of its successor."""
         asked_at = time.time()
-        its_time = await self._answer_of(self._actors[name].clock)
-        if its_time is not None:
+        its_time = await self._answer_of(actor.clock)
+        if its_time is not None and self._with_clock.get(name) is actor:
             self._clocks.compared(name, self._nodes[name], Comparison(asked_at, its_time, time.time()))
 
     async def _answer_of(self, method: Any) -> Any:
@@ -318,6 +321,7 @@ class RayWorkers:
             for following in self._following.values():
                 following.cancel()
             self._actors.clear()
+            self._with_clock.clear()
             self._placement.release()
             self._open.close()
 
@@ -374,7 +378,6 @@ class RayWorkers:
             reading: ProcessReading = await self._actors[name].reading.remote()
             node: str = await self._actors[name].node_id.remote()
             if name.startswith("rollout"):
-                self._clocks.forget(name)
                 await self._compare_clock(name, node)
         self._report("info", f"{name} is process {reading.pid}")
         before, self._nodes[name] = self._nodes.get(name, node), node
@@ -386,6 +389,7 @@ class RayWorkers:
         asked_at = time.time()
         its_time: float = await self._actors[name].clock.remote()
         self._clocks.compared(name, node, Comparison(asked_at, its_time, time.time()))
+        self._with_clock[name] = self._actors[name]
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner", self._learner_node):
@@ -479,6 +483,8 @@ class RayWorkers:
             raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
         self._actors[name] = self._made(name)
         if name not in self._generators.names:
+            self._clocks.forget(name)
+            self._with_clock.pop(name, None)
             await self._generators.forget_worker(name)
             await self._settle_in(name)
             return

@@ -14,7 +14,7 @@ from engine.cluster.ray_workers import RayWorkers
 from engine.rollout.worker import Collected
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Segment, Trajectory
-from tests.engine.cluster.test_ray_workers import Actor, dead, reading
+from tests.engine.cluster.test_ray_workers import Actor, dead, nothing, reading
 from tests.engine.groups import requests_of
 from tests.engine.loop.test_lane_spans import turn
 
@@ -184,3 +184,46 @@ class TestWorkersOfANodeAhead:
         await workers.usage()
         assert workers._clocks.ahead_s("rollout-0") == 0.0
         assert "0.0 s" in reported[-1]
+
+    @pytest.mark.parametrize("asked_of", ["predecessor", "successor"])
+    async def test_a_reading_while_a_worker_is_replaced_reports_no_clock_of_the_wrong_node(
+        self, workers: RayWorkers, reported: list[str], monkeypatch: pytest.MonkeyPatch, asked_of: str
+    ) -> None:
+        asked, may_answer, starting, may_start = (asyncio.Event() for _ in range(4))
+
+        async def late_clock() -> float:
+            asked.set()
+            await may_answer.wait()
+            return time.time() + self.AHEAD_S
+
+        async def late_start() -> None:
+            starting.set()
+            await may_start.wait()
+
+        async def own_clock() -> float:
+            return time.time() - 50.0
+
+        async def other_node() -> str:
+            return "node-c"
+
+        successor = Actor(start=late_start, reading=reading, node_id=other_node, clock=own_clock)
+        monkeypatch.setattr(workers, "_made", lambda _: successor)
+        monkeypatch.setattr(workers._generators, "forget_worker", nothing)
+        workers._actors["rollout-0"].clock = Actor(clock=late_clock).clock
+        reported.clear()
+        async with asyncio.TaskGroup() as tasks:
+            if asked_of == "predecessor":
+                tasks.create_task(workers.usage())
+                await asked.wait()
+                may_start.set()
+                await workers._replace("rollout-0")
+                may_answer.set()
+            else:
+                replacing = tasks.create_task(workers._replace("rollout-0"))
+                await starting.wait()
+                await workers.usage()
+                may_start.set()
+                await replacing
+        assert workers._clocks.ahead_s("rollout-0") == pytest.approx(-50.0, abs=0.1)
+        [line] = [line for line in reported if "the clock" in line]
+        assert "rollout-0 on node node-c is 50.0 s behind" in line
