@@ -204,11 +204,10 @@ class RayWorkers:
             replies = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
             await self._pass_on_reports()
             missing = []
-            for (name, share), collected in zip(dealt, replies, strict=True):
+            for (_, share), collected in zip(dealt, replies, strict=True):
                 if collected is None:
                     missing += share
                 else:
-                    collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
                     merged.merge(collected)
             if missing:
                 self._report("warning", f"{len(missing)} episodes are played again")
@@ -414,6 +413,7 @@ class RayWorkers:
         with self._waiting.on(name):
             try:
                 collected: Collected = await self._actors[name].collect.remote(share, lines)
+                collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
                 return collected
             except RayActorError:
                 self._report("warning", f"{name} died in the middle of a collection")

@@ -174,6 +174,26 @@ class TestWorkersOfANodeAhead:
         assert began_at == pytest.approx(900.0, abs=0.1)
         assert called_at == pytest.approx(902.0, abs=0.1)
 
+    async def test_a_clock_that_is_set_while_others_still_play_moves_nothing_that_was_back_before(
+        self, workers: RayWorkers, small_spec: RunSpec, trajectory: Trajectory
+    ) -> None:
+        async def clock() -> float:
+            return time.time()
+
+        async def late_collect(*_: Any) -> Collected:
+            workers._actors["rollout-0"].clock = Actor(clock=clock).clock
+            await workers.usage()
+            return Collected([trajectory.model_copy(update={"id": "train-0-1"})])
+
+        workers._spec = small_spec.model_copy(
+            update={"resources": small_spec.resources.model_copy(update={"rollout_workers": 2})}
+        )
+        workers._actors["rollout-1"] = Actor(reading=reading, collect=late_collect)
+        requests = [it for it in requests_of(small_spec, 1) if it.id in ("train-0-0", "train-0-1")]
+        collected = await workers.collect(requests)
+        began = {it.id: it.turns[0].began_at for it in collected.trajectories}
+        assert began == {"train-0-0": pytest.approx(900.0, abs=0.1), "train-0-1": 1000.0}
+
     async def test_a_clock_that_is_set_during_the_run_is_noticed_with_the_next_reading(
         self, workers: RayWorkers, reported: list[str]
     ) -> None:
