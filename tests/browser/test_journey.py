@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PASSWORD, ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
+from tests.browser.test_security import HeldList
 from webapp.experiments.sample import Sample
 from webapp.runs.models import Run
 from webapp.runs.services import launch_experiment
@@ -358,3 +359,26 @@ def _drag(page: Page, begin: float, end: float) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + end * box["width"], height, steps=5)
     page.mouse.up()
+
+
+def test_a_second_filter_of_trajectories_is_kept_while_the_list_of_the_first_is_on_its_way(
+    web: Web, sample: Sample, tab: Callable[..., Page]
+) -> None:
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
+    engine.emit([*engine.story.beginning(), *engine.story.step(1)], 1)
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/")
+    rows = page.locator("#trajectories tbody tr[data-step]")
+    expect(rows).to_have_count(14, timeout=PATIENCE_MS)
+    held = HeldList(page, f"/runs/{run.id}/trajectories/")
+    page.get_by_label("Purpose").select_option("train")
+    held.wait()
+    page.get_by_label("Outcome").select_option("wrong")
+    wrong = run.trajectories.filter(purpose="train", success=False).count()
+    assert 0 < wrong < 8
+    expect(rows).to_have_count(wrong, timeout=PATIENCE_MS)
+    expect(page.get_by_label("Purpose")).to_have_value("train")
+    expect(page.get_by_label("Outcome")).to_have_value("wrong")
+    expect(page).to_have_url(re.compile("purpose=train.*outcome=wrong"), timeout=PATIENCE_MS)
