@@ -185,7 +185,7 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
     assert [event["step"] for event in lanes] == [1, 2, 3, 4, 5]
     spans = [span for event in lanes for span in event["spans"]]
     assert {span["lane"] for span in spans} == {"rollouts", "generation", "environment", "training", "weights"}
-    assert sum(span["lane"] == "generation" for span in spans) == len(PROMPTS)
+    assert sum(span["lane"] == "rollouts" for span in spans) == len(PROMPTS)
     assert undisturbed.of_kind("lanes") == []
 
 
