@@ -8,6 +8,7 @@ import heapq
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Literal
 
 from engine.spec.event import MOST_SPANS, LaneSpan, Phase
@@ -54,7 +55,7 @@ class SpanLog:
                 self._add_turn("environment", rollout.id, next(begun, None), sum(it.seconds for it in turn.tool_calls))
 
     def _add_turn(self, lane: Lane, label: str, began_at: float | None, seconds: float) -> None:
-        if began_at is not None and seconds:
+        if began_at is not None and 0 < seconds < inf:  # an environment of this process may write anything
             self._keep(LaneSpan(lane=lane, label=label, began_at=began_at, seconds=seconds))
 
     def _keep(self, span: LaneSpan) -> None:

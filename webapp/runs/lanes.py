@@ -41,7 +41,7 @@ LANES: dict[str, tuple[str, str]] = {
 STEPS_AT_ONCE = 2
 """Steps that the page draws beside each other."""
 MOST_STEPS = 50
-"""Steps that one answer holds: at most 2 MiB."""
+"""Steps that one answer holds: some 2.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

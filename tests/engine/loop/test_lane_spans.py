@@ -61,6 +61,15 @@ def test_what_no_clock_knows_of_is_in_no_lane(played: Play) -> None:
     assert log.taken() == []
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_a_call_whose_seconds_are_none_is_in_no_lane_and_ends_no_run(played: Play, seconds: float) -> None:
+    call = ToolCall(name="f", output="", status="ok", began_at=2.0, seconds=0.0)
+    timed = turn(1.0, 0.5).model_copy(update={"tool_calls": [call.model_copy(update={"seconds": seconds})]})
+    log = SpanLog()
+    log.add_turns([played(timed)])
+    assert [it.lane for it in log.taken()] == ["generation"]
+
+
 def test_an_event_holds_what_it_may_and_lanes_with_few_spans_keep_them_all(played: Play) -> None:
     log = SpanLog()
     for number in range(30):
