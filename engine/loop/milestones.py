@@ -133,6 +133,7 @@ class Milestones:
     async def _evaluate(self, done: int, requests: list[EpisodeRequest]) -> None:
         collected = await self._workers.collect(requests)
         self._run_log.discarded(done, collected.discarded)
+        self._phases.spans.add_turns(collected.trajectories)
         if not collected.trajectories:
             raise RunFailed(f"no episode of the evaluation after step {done} could be played")
         values = evaluation_metrics(collected.trajectories) | self._report(done, collected.trajectories)
