@@ -402,6 +402,49 @@ def test_a_list_that_was_asked_for_before_a_filter_does_not_come_after_it(
     assert [text for text in complaints if not text.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []
 
 
+def test_all_groups_that_were_open_are_filled_when_the_list_is_fetched_again(
+    web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    engine.emit([alert for rule in range(4) for alert in story.alike(2, rule=rule, first=10 * rule)], 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.goto(f"{web.url}/alerts/")
+    rows, inside = page.locator("tr[data-alert]"), page.locator(".alike-row .main-link")
+    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    for opened, link in enumerate(page.locator("[data-expands]").all(), start=1):
+        link.click()
+        expect(inside).to_have_count(2 * opened, timeout=PATIENCE_MS)
+    engine.emit(story.alike(1, rule=0, first=50), 1)
+    expect(inside).to_have_count(9, timeout=PATIENCE_MS)
+    assert complaints == []
+
+
+def test_the_inbox_is_heard_after_a_way_back_from_a_filter(
+    web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    engine.emit([alert for rule in range(4) for alert in story.alike(2, rule=rule, first=10 * rule)], 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.goto(f"{web.url}/alerts/")
+    rows = page.locator("tr[data-alert]")
+    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
+    page.get_by_label("Severity").select_option("warning")
+    expect(rows).to_have_count(2, timeout=PATIENCE_MS)
+    page.go_back()
+    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
+    page.keyboard.press("j")
+    expect(rows.first).to_have_class(re.compile("is-selected"), timeout=PATIENCE_MS)
+    page.keyboard.press("x")
+    expect(page.locator("[data-marked]")).to_have_text("1 row marked: 2 alerts.")
+    engine.emit(story.alike(1, rule=0, first=50), 1)
+    expect(page.locator(".nav [data-open-alerts]")).to_have_text("9", timeout=PATIENCE_MS)
+    expect(page.locator("[data-marked]")).to_have_text(re.compile("1 row marked: [23] alerts."), timeout=PATIENCE_MS)
+    assert complaints == []
+
+
 def test_alike_alerts_are_marked_and_decided_together(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:

@@ -113,7 +113,8 @@ function restore() {
   for (const link of box.querySelectorAll("[data-expands]")) {
     if (!expanded.has(link.closest("tr").dataset.alert) || link.getAttribute("aria-expanded") === "true") continue;
     expand(link, true);
-    htmx.ajax("GET", link.getAttribute("hx-get"), { target: `#${link.dataset.expands}`, swap: "innerHTML" });
+    // Of one source's requests only the last waits for the one under way: each group is a source of its own.
+    htmx.ajax("GET", link.getAttribute("hx-get"), { source: link, target: `#${link.dataset.expands}`, swap: "innerHTML" });
   }
   showMarks();
 }

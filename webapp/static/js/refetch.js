@@ -26,7 +26,7 @@ export class Refetch {
   }
 
   fetch() {
-    const box = document.getElementById(this.id); // another one, after somebody went back
+    const box = document.getElementById(this.id);
     const list = box.querySelector("[data-list]");
     this.isStale = this.asked !== null || !list || this.isHeld();
     if (this.isStale) return;
