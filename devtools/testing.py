@@ -128,9 +128,7 @@ def _parts(selection: str, passed_on: list[str]) -> list[Part]:
         marked = ["-m", "protocols", *_with_paths(passed_on, "protocols")]
         return [Part("protocols", [*pytest, *marked], environment=_with_other_libraries)]
     # A file's tests share what its fixtures make, which are runs to their end, so they stay in one process.
-    # Files in their order, and not those of few tests last: such are the longest, and two processes would rest by then.
-    spread = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
-    most = [*pytest, *spread, "-m", f"({chosen}) and not stack and not browser", *passed_on]
+    most = [*pytest, "-n", "3", "--dist", "loadfile", "-m", f"({chosen}) and not stack and not browser", *passed_on]
     together = Part("most tests", most, processes=3)
     if selection == "quick":
         return [together]

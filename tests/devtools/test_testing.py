@@ -257,19 +257,3 @@ def test_most_tests_run_in_three_processes_after_all_others() -> None:
     assert [part.processes for part in others] == [1, 1]
     assert last.processes == 3
     assert last.command[last.command.index("-n") + 1] == "3"
-
-
-def test_files_of_few_tests_which_are_the_longest_do_not_come_last(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With one process the order of files is seen: theirs, whatever their number of tests."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_a_few.py").write_text("def test_a(): ...\n")
-    (tmp_path / "test_b_many.py").write_text("".join(f"def test_{number}(): ...\n" for number in range(9)))
-    [*_, last] = _parts("everything", [])
-    chosen = last.command.index("-n")
-    options = ["-n", "1", *last.command[chosen + 2 : last.command.index("-m", chosen)]]
-    whole_selections([part("only", *options, "-vv")], tmp_path)
-    output = capfd.readouterr().out
-    assert "10 passed" in output
-    assert output.index("test_a_few.py::test_a") < output.index("test_b_many.py::test_0")

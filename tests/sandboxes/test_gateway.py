@@ -4,11 +4,14 @@ import asyncio
 import base64
 import datetime
 import hashlib
+import socket
 import ssl
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -16,6 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.gateway.connection import Connection
 from sandboxes.egress.gateway.opening import UNREADABLE, read_opening
 from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.policy import EgressPolicy, Quotas
@@ -153,7 +158,27 @@ import socket, time
 made = socket.create_connection(("{SITE}", 25))
 print(made.recv(100)); time.sleep({pause_s}); made.sendall(b"EHLO sandbox\\r\\n"); print(made.recv(100))
 """)
-    assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO sandbox\\r\\n'\n"
+    assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO sandbox\\r\\n'\n", result
+
+
+async def test_what_comes_in_the_moment_in_which_a_silence_ends_is_not_lost():
+    """The loop stands still until the time is over, and by then the sandbox has sent something."""
+    silence_s = 0.05
+    sandbox, own = socket.socketpair()
+    own.setblocking(False)
+    gateway = SimpleNamespace(ledger=SimpleNamespace(label=""))
+    attempt = ConnectionAttempt(sandbox="b", sequence=1, at=1.0, protocol="tcp", address="203.0.113.80", port=25)
+    connection = Connection(gateway, own, attempt)
+
+    def stand_still():
+        sandbox.sendall(b"EHLO sandbox\r\n")
+        time.sleep(2 * silence_s)
+
+    with sandbox, own:
+        asyncio.get_running_loop().call_later(silence_s / 5, stand_still)
+        await connection._read_opening(silence_s, silence_s)
+        await connection._read_opening(silence_s, silence_s)
+        assert connection._first == b"EHLO sandbox\r\n"
 
 
 async def test_ipv6_is_forwarded_to_its_own_address(internet):

@@ -32,6 +32,7 @@ SILENCE_S = 0.5
 """After this without a byte the server may speak first, if the destination alone is allowed."""
 OPENING_S = 2.0
 """How long the first bytes may take to become readable, once there are some."""
+OPENING_PIECE_BYTES = 16384
 DIAL_S = 10.0
 FAREWELL_S = 0.5
 FAREWELL_BYTES = 2**20
@@ -105,18 +106,38 @@ class Connection:
         """Wait for bytes that can be read.  Afterwards ``_attempt`` has what they say; maybe there are none."""
         try:
             async with asyncio.timeout(silence_s):
-                self._first = await self._loop.sock_recv(self._sandbox, 16384)
+                self._first = await self._received()
         except TimeoutError:
             return
         opening = read_opening(self._first)
         try:
             async with asyncio.timeout(within_s):
-                while opening is None and (more := await self._loop.sock_recv(self._sandbox, 16384)):
+                while opening is None and (more := await self._received()):
                     self._first += more
                     opening = read_opening(self._first)
         except TimeoutError:
             pass  # too slow: what there is has to do
         self._understand(opening or read_opening(self._first, complete=True))
+
+    async def _received(self) -> bytes:
+        """What the sandbox has sent; nothing if it hung up.
+
+        It is taken in one step with the answer: ``loop.sock_recv`` takes it a step earlier, and what came in the very
+        moment in which a time-out ends the wait would be lost.
+        """
+        while True:
+            try:
+                return self._sandbox.recv(OPENING_PIECE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                await self._readable()
+
+    async def _readable(self) -> None:
+        found = self._loop.create_future()
+        self._loop.add_reader(self._sandbox, lambda: found.done() or found.set_result(None))
+        try:
+            await found
+        finally:
+            self._loop.remove_reader(self._sandbox)
 
     def _understand(self, opening: Opening | None) -> None:
         if opening is not None and opening.kind != "unknown":
