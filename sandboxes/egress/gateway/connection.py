@@ -132,10 +132,10 @@ class Connection:
                 await self._readable()
 
     async def _readable(self) -> None:
-        found = self._loop.create_future()
-        self._loop.add_reader(self._sandbox, lambda: found.done() or found.set_result(None))
+        found = asyncio.Event()
+        self._loop.add_reader(self._sandbox, found.set)
         try:
-            await found
+            await found.wait()
         finally:
             self._loop.remove_reader(self._sandbox)
 
