@@ -435,6 +435,8 @@ def test_the_inbox_is_heard_after_a_way_back_from_a_filter(
     expect(rows).to_have_count(2, timeout=PATIENCE_MS)
     page.go_back()
     expect(rows).to_have_count(4, timeout=PATIENCE_MS)
+    # The page is another one; its keys are there once its scripts are.
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     page.keyboard.press("j")
     expect(rows.first).to_have_class(re.compile("is-selected"), timeout=PATIENCE_MS)
     page.keyboard.press("x")
