@@ -402,17 +402,22 @@ def test_a_list_that_was_asked_for_before_a_filter_does_not_come_after_it(
     assert [text for text in complaints if not text.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []
 
 
+def inbox_of_four_groups(page: Page, web: Web, reviewer: User, engine: Engine, story: Any) -> Page:
+    """Each of two alerts that are alike; the page's scripts are there."""
+    engine.emit([alert for rule in range(4) for alert in story.alike(2, rule=rule, first=10 * rule)], 1)
+    sign_in(page, web, reviewer)
+    page.goto(f"{web.url}/alerts/")
+    expect(page.locator("tr[data-alert]")).to_have_count(4, timeout=PATIENCE_MS)
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    return page
+
+
 def test_all_groups_that_were_open_are_filled_when_the_list_is_fetched_again(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
-    engine.emit([alert for rule in range(4) for alert in story.alike(2, rule=rule, first=10 * rule)], 1)
-    page = tab()
-    sign_in(page, web, rita)
-    page.goto(f"{web.url}/alerts/")
-    rows, inside = page.locator("tr[data-alert]"), page.locator(".alike-row .main-link")
-    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
-    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    page = inbox_of_four_groups(tab(), web, rita, engine, story)
+    inside = page.locator(".alike-row .main-link")
     for opened, link in enumerate(page.locator("[data-expands]").all(), start=1):
         link.click()
         expect(inside).to_have_count(2 * opened, timeout=PATIENCE_MS)
@@ -425,12 +430,8 @@ def test_the_inbox_is_heard_after_a_way_back_from_a_filter(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
-    engine.emit([alert for rule in range(4) for alert in story.alike(2, rule=rule, first=10 * rule)], 1)
-    page = tab()
-    sign_in(page, web, rita)
-    page.goto(f"{web.url}/alerts/")
+    page = inbox_of_four_groups(tab(), web, rita, engine, story)
     rows = page.locator("tr[data-alert]")
-    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
     page.get_by_label("Severity").select_option("warning")
     expect(rows).to_have_count(2, timeout=PATIENCE_MS)
     page.go_back()

@@ -105,7 +105,7 @@ def test_joined_spans_cover_what_they_stand_for_and_the_longest_stay(seed: int) 
     edges = [edge for it in found for edge in (it.began_at, it.began_at + it.seconds)]
     for it in spans:
         assert min(edges) <= it.began_at
-        assert any(one.began_at <= it.began_at and it.seconds <= one.seconds + 1e-9 for one in found)
+        assert any(kept.began_at <= it.began_at and it.seconds <= kept.seconds + 1e-9 for kept in found)
     assert busy(found) >= busy(spans) - 1e-9
     if len(spans) > room:
         ordered = sorted((it for it in found if it.joined > 1), key=lambda it: it.began_at)
