@@ -18,7 +18,7 @@ from engine.models.tokenizer import Tokenizer, tokenizer_for
 from engine.models.weights import LoraAdapter
 from engine.spec.model import BuiltinModel, Model
 
-__all__ = ["BuiltinNetwork", "PolicyNetwork", "network_for"]
+__all__ = ["BuiltinNetwork", "PolicyNetwork", "even_attention", "network_for"]
 
 
 class PolicyNetwork(Protocol):
@@ -113,6 +113,16 @@ def network_for(model: Model, *, seed: int, device: torch.device) -> PolicyNetwo
     from engine.models.pretrained import PretrainedNetwork
 
     return PretrainedNetwork.loaded(origin, seed=seed, device=device)
+
+
+def even_attention(network: PolicyNetwork) -> float:
+    """How many tokens a row has, about, when attention costs as much as all that the layers compute besides.
+
+    For each token a layer multiplies as many numbers as its matrices hold, and 2 D for each token that is looked at,
+    heads being as wide together as a hidden state.  Experts all count, used or not.
+    """
+    held = sum(parameter.numel() for layer in network.layers for parameter in layer.parameters())
+    return held / (2 * network.hidden_size * len(network.layers))
 
 
 class BuiltinNetwork(Qwen3):

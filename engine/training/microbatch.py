@@ -75,17 +75,20 @@ def minibatches(entries: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 def microbatches(
-    batch: Batch, *, device: torch.device, max_tokens: int, shares_prefixes: bool = False
+    batch: Batch, *, device: torch.device, max_tokens: int, even_attention: float | None = None
 ) -> list[MicroBatch]:
     """Entries sorted by length (ties in their given order), cut so that none exceeds ``max_tokens``, padding included.
 
     An entry that is longer than that stands alone.  The gradient does not depend on the cut: losses are sums.
     Tokens after the last learned one are left off, and entries without a learned token left out.  With
-    ``shares_prefixes`` samples that begin alike stand together, and what counts is what is computed; samples that a
-    loss compares, and packed ones, never share.
+    ``even_attention`` (the tokens of a row at which attention costs as much as all else) samples that begin alike stand
+    together where that is worth it, and what counts is what is computed; samples that a loss compares, and packed ones,
+    never share.
     """
-    if shares_prefixes and (samples := _sharing(batch)):
-        return _of_trees(samples, device, max_tokens)
+    if even_attention is not None and (samples := _sharing(batch)):
+        trees = trees_of(samples, max_tokens=max_tokens, even_attention=even_attention)
+        if any(len(tree) > 1 for tree in trees):
+            return _of_trees(samples, trees, device, max_tokens)
     lengths = [learned_length(entry) for entry in batch]
     cuts: list[list[int]] = []
     for i in sorted(filter(lengths.__getitem__, range(len(batch))), key=lengths.__getitem__):
@@ -102,9 +105,9 @@ def _sharing(batch: Batch) -> list[Sample]:
     return samples if len(samples) == len(batch) else []
 
 
-def _of_trees(samples: list[Sample], device: torch.device, max_tokens: int) -> list[MicroBatch]:
+def _of_trees(samples: list[Sample], trees: list[list[int]], device: torch.device, max_tokens: int) -> list[MicroBatch]:
     cuts: list[list[list[int]]] = []
-    for tree in trees_of(samples, max_tokens=max_tokens):
+    for tree in trees:
         if cuts and (len(cuts[-1]) + 1) * tree_length([samples[i] for i in tree]) <= max_tokens:
             cuts[-1].append(tree)
         else:
@@ -113,8 +116,8 @@ def _of_trees(samples: list[Sample], device: torch.device, max_tokens: int) -> l
     for cut in cuts:
         rows = [i for tree in cut for i in tree]
         length = max(samples[i].learned_length for i in rows)
-        trees = prefix_trees([[samples[i] for i in tree] for tree in cut], length, device)
-        made.append(replace(_padded(rows, [samples[i] for i in rows], length, device), trees=trees))
+        shared = prefix_trees([[samples[i] for i in tree] for tree in cut], length, device)
+        made.append(replace(_padded(rows, [samples[i] for i in rows], length, device), trees=shared))
     return made
 
 

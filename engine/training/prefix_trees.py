@@ -7,9 +7,13 @@
 The hidden state of a token is what it is in a row of its own, up to rounding, and the prompt's gradient is the sum of
 its rollouts'.  What rows have in common is found by their tokens up to the first one that is learned.
 
+Attention computes every pair of tokens of a tree, those of two rollouts included, which do not see each other.  So a
+tree of many rollouts behind a short prompt costs more than their rows; how long one may be is reckoned from both.
+
 Shapes: B rows of the micro-batch, T tokens of each; R trees, L tokens of each.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,8 +41,18 @@ def prefix_of(sample: Sample) -> bytes:
     return sample.token_ids[: _given(sample)].tobytes()
 
 
-def trees_of(samples: Sequence[Sample], *, max_tokens: int) -> list[list[int]]:
-    """Samples by number, those of a tree together: as many as ``max_tokens`` has room for, one at least.
+def longest_worth(given: int, even_attention: float) -> int:
+    """Tokens of a tree beyond which one more rollout behind ``given`` tokens costs more than in a tree of its own.
+
+    A tree of L tokens costs L + L^2 / ``even_attention``, in units of what one token costs but for attention.  Per
+    rollout of t tokens, with L = given + n t, that is least where L - given = sqrt(given (given + even_attention)).
+    """
+    return given + int(math.sqrt(given * (given + even_attention)))
+
+
+def trees_of(samples: Sequence[Sample], *, max_tokens: int, even_attention: float) -> list[list[int]]:
+    """Samples by number, those of a tree together: as many as ``max_tokens`` has room for and as are worth it (see
+    ``longest_worth``), one at least.
 
     They come in the order of their lengths, ties in that of their first samples; samples without a learned token are
     left out.
@@ -50,11 +64,11 @@ def trees_of(samples: Sequence[Sample], *, max_tokens: int) -> list[list[int]]:
         if not sample.learned_length:
             continue
         prefix, tail = prefix_of(sample), _tail(sample)
-        tree = open_trees.get(prefix)
-        if tree is None or lengths[tree[0]] + tail > max_tokens:
+        tree, given = open_trees.get(prefix), _given(sample)
+        if tree is None or lengths[tree[0]] + tail > min(max_tokens, longest_worth(given, even_attention)):
             tree = open_trees[prefix] = []
             trees.append(tree)
-            lengths[number] = _given(sample)
+            lengths[number] = given
         tree.append(number)
         lengths[tree[0]] += tail
     return sorted(trees, key=lambda tree: lengths[tree[0]])
@@ -70,7 +84,7 @@ def prefix_trees(trees: Sequence[Sequence[Sample]], row_tokens: int, device: tor
     longest = max(map(tree_length, trees))
     shape = (len(trees), longest)
     token_ids_RL, positions_RL = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    parts_RL = np.full(shape, _PADDING, dtype=np.int64)
+    parts_RL = np.full(shape, _PADDING, dtype=np.int32)
     places_BT = np.zeros((sum(map(len, trees)), row_tokens), dtype=np.int64)
     row = 0
     for number, samples in enumerate(trees):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.durable import read_back, whole_folder, written
-from engine.models.network import PolicyNetwork, network_for
+from engine.models.network import PolicyNetwork, even_attention, network_for
 from engine.models.origin import model_origin
 from engine.models.shards import laid_out_like, whole
 from engine.models.weights import LoraAdapter
@@ -470,6 +470,7 @@ class _Cut:
         self.threads, self._shares_prefixes = Threads(resources), resources.share_prefixes
         self._context = context_tokens
         self._tokens: int | None = None
+        self._even_attention: float | None = None
 
     @property
     def loads_on(self) -> torch.device:
@@ -477,8 +478,9 @@ class _Cut:
         return self.device if self.rank is ALONE else torch.device("cpu")
 
     def take_microbatches_of(self, network: PolicyNetwork) -> None:
-        """From now on micro-batches are as large as the model's spec says."""
+        """From now on micro-batches are as large as the model's spec says, and shared as its size makes it worth it."""
         self._tokens = network.microbatch_tokens
+        self._even_attention = even_attention(network) if self._shares_prefixes else None
 
     def use_threads(self) -> None:
         self.threads.use()
@@ -498,8 +500,8 @@ class _Cut:
         self.use_threads()
         self.refuse_too_long(batch)
         tokens = max((self._tokens or microbatch.MICROBATCH_TOKENS) // self.threads.sharing, 1)
-        shares_prefixes = self._shares_prefixes and not in_whole_rows
-        made = microbatches(batch, device=self.device, max_tokens=tokens, shares_prefixes=shares_prefixes)
+        even = None if in_whole_rows else self._even_attention
+        made = microbatches(batch, device=self.device, max_tokens=tokens, even_attention=even)
         return [*made, *[without_rows(self.device)] * (self.rank.most(len(made)) - len(made))]
 
 

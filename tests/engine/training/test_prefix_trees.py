@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from engine.failures import RunFailed
+from engine.models.network import even_attention
 from engine.training.backends.registry import trainer_backend
 from engine.training.batch import Sample, sample_of
 from engine.training.loss_terms.likelihood import LikelihoodLoss
@@ -89,7 +90,7 @@ def test_a_rollout_does_not_depend_on_those_that_share_its_prompt(model: str) ->
 
 
 def test_each_prompt_is_computed_once_in_a_micro_batch() -> None:
-    (batch,) = microbatches(SAMPLES, device=torch.device("cpu"), max_tokens=10**4, shares_prefixes=True)
+    (batch,) = microbatches(SAMPLES, device=torch.device("cpu"), max_tokens=10**4, even_attention=1e9)
     assert batch.trees is not None
     assert batch.trees.token_ids_RL.shape[0] == len(PROMPTS)
     rows = sum(len(sample) for sample in SAMPLES)
@@ -106,7 +107,7 @@ def test_trees_hold_every_sample_that_teaches_once_and_keep_to_their_budget(seed
     dice = random.Random(seed)
     samples = [rollout(dice.choice(PROMPTS), dice.randrange(1, 40), number) for number in range(30)]
     budget = dice.randrange(50, 200)
-    trees = trees_of(samples, max_tokens=budget)
+    trees = trees_of(samples, max_tokens=budget, even_attention=1e9)
     assert sorted(number for tree in trees for number in tree) == list(range(30))
     for tree in trees:
         starts = {tuple(samples[i].token_ids[: int(np.flatnonzero(samples[i].loss_mask)[0])]) for i in tree}
@@ -115,6 +116,39 @@ def test_trees_hold_every_sample_that_teaches_once_and_keep_to_their_budget(seed
             samples[i].learned_length - 1 - int(np.flatnonzero(samples[i].loss_mask)[0]) for i in tree
         )
         assert computed <= budget or len(tree) == 1
+
+
+@pytest.mark.parametrize("even_attention", [50.0, 500.0, 6000.0])
+@pytest.mark.parametrize(("prompt", "length"), [(10, 40), (100, 40), (400, 20), (1000, 500)])
+def test_trees_are_as_long_as_costs_least_for_each_rollout(prompt: int, length: int, even_attention: float) -> None:
+    """Held against every other number of rollouts a tree, by what the network computes for them."""
+    most, samples = 64, [rollout([1] * prompt, length, seed) for seed in range(64)]
+    trees = trees_of(samples, max_tokens=10**6, even_attention=even_attention)
+    (tail,) = {sample.learned_length - 1 - prompt for sample in samples}
+
+    def cost_per_rollout(rollouts: int) -> float:
+        tokens = prompt + rollouts * tail
+        return (tokens + tokens**2 / even_attention) / rollouts
+
+    best = min(range(1, most + 1), key=cost_per_rollout)
+    ours = max(map(len, trees))
+    assert cost_per_rollout(ours) <= 1.1 * cost_per_rollout(best)
+    assert abs(ours - best) <= 1
+
+
+def test_rows_stand_apart_where_nothing_is_worth_sharing() -> None:
+    samples = [rollout([2, 3], 30, seed) for seed in range(8)]
+    for batch in microbatches(samples, device=torch.device("cpu"), max_tokens=10**4, even_attention=100.0):
+        assert batch.trees is None
+
+
+def test_how_long_a_row_is_when_attention_costs_half_is_told_by_the_layers() -> None:
+    network = made("builtin", shares=True).network
+    spec = network.spec
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    matrices = spec.hidden_size * (2 * queries + 2 * keys + 3 * spec.intermediate_size)
+    norms = 2 * spec.hidden_size + 2 * spec.head_dim
+    assert even_attention(network) == (matrices + norms) / (2 * spec.hidden_size)
 
 
 def test_a_critic_shares_nothing_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
