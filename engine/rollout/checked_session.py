@@ -5,10 +5,11 @@ error, which the policy reads as it reads the error of a tool that ran.  Of seve
 answered by itself: the session does those that fit.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite
 
 from jsonschema import Draft202012Validator
@@ -80,7 +81,7 @@ class CheckedSession:
 
     @cached_property
     def _validators(self) -> dict[str, Draft202012Validator]:
-        return {tool.name: Draft202012Validator(dict(tool.parameters)) for tool in self._tools}
+        return {tool.name: _validator_of(json.dumps(dict(tool.parameters))) for tool in self._tools}
 
     def _refusal_of(self, request: ToolRequest) -> ToolCall | None:
         """The record of a call that cannot be made; None where there is nothing against it."""
@@ -101,6 +102,12 @@ class CheckedSession:
 
     def _no_such_tool(self, name: str) -> str:
         return f"no tool {name!r}; there is {', '.join(self._validators) or 'none'}"
+
+
+@lru_cache(maxsize=256)
+def _validator_of(parameters: str) -> Draft202012Validator:
+    """For a schema as JSON; episodes that have the same tools share one."""
+    return Draft202012Validator(json.loads(parameters))
 
 
 def _check(observation: Observation, requests: Sequence[ToolRequest]) -> None:

@@ -179,8 +179,13 @@ class NamespaceSandbox:
                 sockets.bound(init_pid)
             except OSError as error:
                 warn_of_unbounded_sockets(f"their size cannot be set ({error.strerror}), which needs root")
+
+    def _guard_sockets(self) -> None:
+        """From the first request until a reset: without guests nobody makes any."""
+        assert self._process is not None
         sockets.socket_guard().add(
-            init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
+            self._process.init_pid,
+            lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most"),
         )
 
     async def _observe(self, netns_entry: NetnsEntry) -> None:
@@ -382,6 +387,8 @@ class NamespaceSandbox:
         reply = await completed(self._ask("reset", (), RESET_S))
         if reply.kind != frames.DATA:
             raise self._lose(f"its reset failed: {replies.message(reply)}")
+        assert self._process is not None
+        sockets.socket_guard().remove(self._process.init_pid)
         await completed(self._renew())
 
     async def _renew(self) -> None:
@@ -472,6 +479,7 @@ class NamespaceSandbox:
         self, verb: str, arguments: tuple[object, ...], deadline_s: float, *, largest_bytes: int = 0
     ) -> Reply:
         self._refuse_if_gone()
+        self._guard_sockets()
         number, answer = self._link.ask(verb, arguments, largest_bytes=largest_bytes)
         try:
             return await self._within(deadline_s, answer)

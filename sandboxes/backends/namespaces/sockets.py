@@ -116,15 +116,15 @@ def number(pid: int) -> int:
 
 
 class SocketGuard:
-    """Looks at all sandboxes of one event loop, one after the other."""
+    """Looks at all sandboxes of one event loop in which guests may be, one after the other."""
 
     def __init__(self) -> None:
         self._guarded: dict[int, Callable[[int], object]] = {}
         self._next: asyncio.TimerHandle | None = None
 
     def add(self, pid: int, on_excess: Callable[[int], object]) -> None:
-        """``on_excess`` is called with the number of sockets, once."""
-        self._guarded[pid] = on_excess
+        """``on_excess`` is called with the number of sockets, once.  A second call for a process changes nothing."""
+        self._guarded.setdefault(pid, on_excess)
         self._look_later()
 
     def remove(self, pid: int) -> None:

@@ -61,6 +61,15 @@ async def test_a_call_that_fits_reaches_the_session() -> None:
     assert observation.messages == (Message("tool", "42", "add", "call-1"),)
 
 
+async def test_tools_of_one_name_and_different_schemas_are_told_apart() -> None:
+    """Validators are shared by what they say, and not by the names of the tools."""
+    narrow = ToolSchema("add", "", {"type": "object", "properties": {"a": {"maximum": 1}}})
+    for tools, fits in (([ADD], True), ([narrow], False), ([ADD], True)):
+        session = Adding()
+        await CheckedSession(session, tools).act(adding(a=2, b=40))
+        assert bool(session.messages) is fits
+
+
 @pytest.mark.parametrize(
     ("message", "error_class", "output"),
     [

@@ -196,6 +196,16 @@ async def test_connections_that_nobody_accepts_end_the_sandbox(make_arena):
     assert (await neighbour.sandbox.run_python("2 + 2")).stdout == "4\n"
 
 
+async def test_connections_of_a_later_user_end_the_sandbox_as_well(make_arena):
+    """Nobody is looked at between a reset and the next request, and whoever comes then is."""
+    arena = await make_arena()
+    for _ in range(2):
+        assert (await arena.sandbox.run_python("2 + 2")).stdout == "4\n"
+        await arena.sandbox.reset()
+    with pytest.raises(SandboxLost, match="sockets"):
+        await arena.attack(UNACCEPTED, timeout_s=60)
+
+
 async def test_a_larger_buffer_is_a_wish_and_no_error(arena):
     result = await arena.attack("""
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

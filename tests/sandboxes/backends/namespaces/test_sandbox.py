@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.backends.namespaces import limits, probe
+from sandboxes.backends.namespaces import limits, probe, sockets
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.cgroups.hierarchies import Found
@@ -49,6 +49,27 @@ async def test_a_killed_agent_loses_the_sandbox_at_once(sandbox):
     assert not sandbox.alive
     with pytest.raises(SandboxLost):
         await sandbox.run_python("1")
+
+
+async def test_sockets_are_counted_from_the_first_request_until_a_reset(sandbox, monkeypatch):
+    looked_at, number = [], sockets.number
+
+    def counted(pid: int) -> int:
+        looked_at.append(pid)
+        return number(pid)
+
+    async def looks() -> bool:
+        looked_at.clear()
+        await asyncio.sleep(3 * sockets.LOOK_S)
+        return first_process(sandbox) in looked_at
+
+    monkeypatch.setattr(sockets, "number", counted)
+    assert not await looks(), "nobody has asked it for anything"
+    for _ in range(2):
+        await sandbox.exec(["true"])
+        assert await looks(), "what a program left behind may go on"
+        await sandbox.reset()
+        assert not await looks()
 
 
 async def test_a_host_that_stands_still_loses_no_sandbox(sandbox, monkeypatch):
