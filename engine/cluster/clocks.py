@@ -8,8 +8,9 @@ beside those of others.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from engine.rollout.worker import Collected
 from engine.spec.trajectory import LATEST, ToolCall, Trajectory, Turn
 
 NOTICED_S = 0.5
@@ -76,6 +77,14 @@ class Clocks:
         if known is None or abs(known.ahead_s) <= known.wrong_by_s(known.answered_at):
             return 0.0
         return known.ahead_s
+
+    def move(self, collected: Collected, worker: str) -> Collected:
+        """What ``worker`` has collected, whose times are by the loop's clock from now on."""
+        ahead_s = self.ahead_s(worker)
+        collected.trajectories = self.by_ours(worker, collected.trajectories)
+        moved = (replace(turn, began_at=turn.began_at - ahead_s) for turn in collected.unkept_turns)
+        collected.unkept_turns = [turn for turn in moved if 0 <= turn.began_at < LATEST]
+        return collected
 
     def by_ours(self, worker: str, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
         """What ``worker`` has played, by the loop's clock."""

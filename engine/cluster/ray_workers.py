@@ -241,8 +241,7 @@ class RayWorkers:
             collected: Collected = await reply
         except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
             raise error.cause from error
-        collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
-        return collected
+        return self._clocks.move(collected, name)
 
     def _least_loaded(self) -> str:
         load = Counter(self._groups.values())
@@ -413,8 +412,7 @@ class RayWorkers:
         with self._waiting.on(name):
             try:
                 collected: Collected = await self._actors[name].collect.remote(share, lines)
-                collected.trajectories = self._clocks.by_ours(name, collected.trajectories)
-                return collected
+                return self._clocks.move(collected, name)
             except RayActorError:
                 self._report("warning", f"{name} died in the middle of a collection")
                 await hang_up(lines)

@@ -254,6 +254,7 @@ class GenerationLane:
         )
         self._phases.spans.add("rollouts", f"prompt {plan.prompt}", time.monotonic() - began)
         self._phases.spans.add_turns(collected.trajectories)
+        self._phases.spans.add_unkept(collected.unkept_turns)
         self._costs.unused_rollouts += collected.unused_rollouts
         self._costs.unused_tokens += collected.unused_tokens
         group = await self._judged(RolloutGroup(plan, tuple(collected.trajectories)))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Literal
 
+from engine.rollout.worker import UnkeptTurn
 from engine.spec.event import MOST_SPANS, LaneSpan, Phase
 from engine.spec.trajectory import Trajectory
 
@@ -53,6 +54,11 @@ class SpanLog:
                 self._add_turn("generation", rollout.id, turn.began_at, turn.seconds or 0.0)
                 begun = (call.began_at for call in turn.tool_calls if call.began_at is not None)
                 self._add_turn("environment", rollout.id, next(begun, None), sum(it.seconds for it in turn.tool_calls))
+
+    def add_unkept(self, turns: Iterable[UnkeptTurn]) -> None:
+        """They took the generator's time as well."""
+        for turn in turns:
+            self._add_turn("generation", f"{turn.rollout}, not used", turn.began_at, turn.seconds)
 
     def _add_turn(self, lane: Lane, label: str, began_at: float | None, seconds: float) -> None:
         if began_at is not None and 0 < seconds < inf:  # an environment of this process may write anything

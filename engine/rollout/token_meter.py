@@ -1,6 +1,7 @@
-"""How much an episode has sampled, also where it is ended before it has a trajectory."""
+"""How much an episode has sampled, and when, also where it is ended before it has a trajectory."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from engine.rollout.policy_session import generated_for
 from engine.spec.generation import Generated, GenerateRequest, OnToken, TextGenerator
@@ -14,6 +15,9 @@ class TokenMeter:
 
     generator: TextGenerator
     tokens: int = 0
+    asked: list[tuple[float, float]] = field(default_factory=list)
+    """When the generator was asked for each turn (Unix seconds), and for how many seconds: until it answered, or the
+    episode was ended."""
 
     async def generate(self, request: GenerateRequest) -> Generated:
         return await self._counted(request, None)
@@ -22,7 +26,11 @@ class TokenMeter:
         return await self._counted(request, on_token)
 
     async def _counted(self, request: GenerateRequest, on_token: OnToken | None) -> Generated:
-        generated = await generated_for(self.generator, request, on_token)
+        began_at, began = time.time(), time.monotonic()
+        try:
+            generated = await generated_for(self.generator, request, on_token)
+        finally:
+            self.asked.append((began_at, time.monotonic() - began))
         if not request.forced_ids:
             self.tokens += len(generated.token_ids)
         return generated

@@ -43,6 +43,16 @@ ENVIRONMENT_LOSSES = 24
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class UnkeptTurn:
+    """A turn that the generator had for a rollout without a trajectory: one that was not needed, ended or lost."""
+
+    rollout: str
+    began_at: float
+    """Unix seconds."""
+    seconds: float
+
+
 @dataclass(slots=True)
 class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -56,6 +66,8 @@ class Collected:
     """Rollouts of a group that were not needed, most of them ended before they were over."""
     unused_tokens: int = 0
     """What they had sampled in turns that had ended."""
+    unkept_turns: list[UnkeptTurn] = field(default_factory=list)
+    """``collect_group`` alone tells them."""
 
     def merge(self, other: "Collected") -> None:
         """Add what another worker has collected."""
@@ -64,6 +76,7 @@ class Collected:
         self.resampled += other.resampled
         self.unused_rollouts += other.unused_rollouts
         self.unused_tokens += other.unused_tokens
+        self.unkept_turns += other.unkept_turns
 
 
 GroupKey = tuple[int, int]
@@ -126,6 +139,12 @@ class RolloutWorker:
         unused = [meter for task, meter in zip(tasks, meters, strict=True) if task not in kept and not _is_lost(task)]
         collected.trajectories = [kept[task] for task in tasks if task in kept]
         collected.unused_rollouts, collected.unused_tokens = len(unused), sum(meter.tokens for meter in unused)
+        collected.unkept_turns = [
+            UnkeptTurn(request.id, *asked)
+            for request, task, meter in zip(requests, tasks, meters, strict=True)
+            if task not in kept
+            for asked in meter.asked
+        ]
         return collected
 
     def abort_group(self, key: GroupKey) -> None:

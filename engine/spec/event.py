@@ -190,8 +190,8 @@ class LaneSpan(Strict):
     """Somebody was at work from one moment to another."""
 
     lane: Literal["rollouts", "generation", "environment", "reward", "training", "weights", "devices"]
-    """``rollouts``: a group, from its start until all of it was back; ``generation``: a turn that was sampled;
-    ``environment``: the calls of a turn; ``devices``: who had those that generator and trainer share, with
+    """``rollouts``: a group, from its start until all of it was back; ``generation``: a turn that was sampled,
+    used or not; ``environment``: the calls of a turn; ``devices``: who had those that generator and trainer share, with
     ``schedule.multiplexing``."""
     label: str = Field(max_length=200)
     """What it was, e.g. the id of a trajectory, or the name of a phase."""

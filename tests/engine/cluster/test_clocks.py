@@ -11,7 +11,7 @@ import pytest
 
 from engine.cluster.clocks import Clocks, Comparison
 from engine.cluster.ray_workers import RayWorkers
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, UnkeptTurn
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Segment, Trajectory
 from tests.engine.cluster.test_ray_workers import Actor, dead, nothing, reading
@@ -59,6 +59,16 @@ def test_times_of_a_worker_whose_clock_differs_are_moved_and_it_is_reported_once
     where = "ahead of" if ahead_s > 0 else "behind"
     assert f"the clock of rollout-1 on node node-b is 30.0 s {where} the loop's" in line
     assert "NTP" in line
+
+
+@pytest.mark.parametrize("ahead_s", [30.0, -30.0])
+def test_turns_without_a_trajectory_are_moved_too(clocks: Clocks, trajectory: Trajectory, ahead_s: float) -> None:
+    clocks.compared("rollout-1", "node-b", asked(500.0, ahead_s))
+    unkept = [UnkeptTurn("train-0-1", 1000.0, 2.0), UnkeptTurn("train-0-2", -100.0, 2.0)]
+    moved = clocks.move(Collected([trajectory], unkept_turns=unkept), "rollout-1")
+    assert times(moved.trajectories[0])[0][0] == pytest.approx(1000.0 - ahead_s)
+    [turn] = moved.unkept_turns  # the other one is of no time that there was
+    assert (turn.rollout, turn.began_at, turn.seconds) == ("train-0-1", pytest.approx(1000.0 - ahead_s), 2.0)
 
 
 def test_what_the_way_there_may_explain_is_no_difference(

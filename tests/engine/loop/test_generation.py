@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from engine.launch import exit_codes
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Played, planner_for
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, UnkeptTurn
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
@@ -171,7 +172,8 @@ class Stubborn(InProcessWorkers):
     async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
         if requests[0].prompt == 0 and requests[0].version == 0:
             await self.aborted.wait()
-            return Collected(unused_rollouts=len(requests), unused_tokens=7)
+            turn = UnkeptTurn(requests[0].id, time.time() - 0.5, 0.5)
+            return Collected(unused_rollouts=len(requests), unused_tokens=7, unkept_turns=[turn])
         return await super().collect_group(requests, enough=enough, fewest=fewest)
 
     async def abort_group(self, key: tuple[int, int]) -> None:
@@ -187,6 +189,8 @@ def test_a_discarded_group_is_played_again_under_newer_weights_and_its_cost_is_t
     steps = [event["values"] for event in service.of_kind("metric") if "train/reward" in event["values"]]
     assert sum(values["buffer/discarded_stale"] for values in steps) >= 1
     assert sum(values["redundancy/unused_tokens"] for values in steps) >= 7
+    generated = [span for event in service.of_kind("lanes") for span in event["spans"] if span["lane"] == "generation"]
+    assert [span["seconds"] for span in generated if span["label"].endswith(", not used")] == [0.5]
     again = [event["trajectory"] for event in service.of_kind("trajectory") if event["trajectory"]["prompt"] == 0]
     assert {rollout["sampled_at_version"] >= 2 for rollout in again if rollout["purpose"] == "train"} == {True}
 

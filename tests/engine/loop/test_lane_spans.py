@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from engine.loop.lane_spans import MOST_KEPT, SpanLog, fitted
+from engine.rollout.worker import UnkeptTurn
 from engine.spec.event import MOST_SPANS, LaneSpan
 from engine.spec.trajectory import Segment, ToolCall, Trajectory, Turn
 from webapp.runs.lanes import StepLanes, covered_seconds, use_of
@@ -53,6 +54,14 @@ def test_a_turn_is_in_the_lane_of_generation_and_its_calls_are_in_the_environmen
         ("generation", "train-3-1", 13.5, 0.5),
     ]
     assert log.taken() == []
+
+
+def test_turns_of_rollouts_that_are_not_used_are_in_the_lane_of_generation_and_say_so() -> None:
+    log = SpanLog()
+    log.add_unkept([UnkeptTurn("train-3-2", 10.0, 2.0), UnkeptTurn("train-3-2", 12.0, 0.0)])
+    assert [(it.lane, it.label, it.began_at, it.seconds) for it in log.taken()] == [
+        ("generation", "train-3-2, not used", 10.0, 2.0)
+    ]
 
 
 def test_what_no_clock_knows_of_is_in_no_lane(played: Play) -> None:

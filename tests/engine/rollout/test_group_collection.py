@@ -1,6 +1,7 @@
 """One group in a rollout worker: it ends when enough of it is there, and everybody's sandboxes and slots come back."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -45,6 +46,21 @@ class Slow(ScriptedPolicy):
         return await super().generate(request)
 
 
+class Overtaken(Slow):
+    """Nobody has a second turn before the slow ones have asked for theirs."""
+
+    def __init__(self, is_slow: Callable[[str], bool]) -> None:
+        super().__init__(is_slow)
+        self.slow_have_asked = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> Generated:
+        if self._played[request.session]:
+            if self._is_slow(request.session):
+                self.slow_have_asked.set()
+            await self.slow_have_asked.wait()
+        return await super().generate(request)
+
+
 def slow_members(*members: int) -> Callable[[str], bool]:
     return lambda session: int(session.split("-")[2]) in members
 
@@ -76,6 +92,31 @@ async def test_the_first_that_come_back_are_kept_and_what_the_others_sampled_is_
     assert (collected.unused_rollouts, collected.unused_tokens) == (1, len(TURNS[0]))
     assert set(policy.released) == sessions(policy), "the slot of the slow one came back"
     assert not collected.discarded
+
+
+async def test_turns_of_those_that_are_not_needed_are_told_with_their_times_the_one_that_was_cut_off_too(sandboxes):
+    policy, began_at = Overtaken(slow_members(1)), time.time()
+    collected = await worker_for(policy, sandboxes).collect_group(GROUP, enough=3, fewest=2)
+    over_at = time.time()
+    assert [turn.rollout for turn in collected.unkept_turns] == ids(GROUP, 1, 1)
+    first, cut_off = collected.unkept_turns
+    assert began_at <= first.began_at <= first.began_at + first.seconds <= cut_off.began_at + 0.01
+    assert cut_off.seconds > 0
+    assert cut_off.began_at + cut_off.seconds <= over_at + 0.01
+    assert len(policy.requests) == 7, "the turn that was cut off never reached the policy"
+
+
+async def test_turns_of_a_rollout_that_was_lost_are_told_as_well(sandboxes):
+    worker = worker_for(ScriptedPolicy(*TURNS), mortal(sandboxes, deaths=10**6))
+    collected = await worker.collect_group(GROUP[2:], enough=2, fewest=2)
+    assert collected.discarded["sandbox-lost"] >= 1
+    assert {turn.rollout for turn in collected.unkept_turns} == {*ids(GROUP, 2, 3)}
+
+
+async def test_where_all_are_needed_no_turn_is_told_apart(sandboxes):
+    worker = worker_for(ScriptedPolicy(*TURNS), sandboxes)
+    collected = await worker.collect_group(GROUP, enough=4, fewest=2)
+    assert (len(collected.trajectories), collected.unkept_turns) == (4, [])
 
 
 async def test_a_group_that_cannot_be_compared_any_more_ends_early(sandboxes):
