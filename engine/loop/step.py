@@ -113,8 +113,9 @@ class StepRunner:
             }
             | await self._usage.step_metrics(),
         )
+        spans = self._phases.spans.taken()
         if self._schedule.async_ratio:
-            self._events.emit(event.LaneSpans, step=step, spans=self._phases.spans.taken())
+            self._events.emit(event.LaneSpans, step=step, spans=spans)
         await self._phases.boundary()
 
     async def exchange_weights(self, step: int) -> None:
