@@ -21,6 +21,7 @@ import pytest
 from engine.inference.interface import GenerationAborted, NonFiniteLogits
 from engine.inference.sglang.client import ServerRefused
 from engine.inference.torch.divided import DecodersLost
+from engine.inference.torch.generator import TorchGenerator
 from engine.launch.preflight import BadSpec
 from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents import live
@@ -124,6 +125,13 @@ async def test_streams_and_choices_and_tools_are_answered(folder, tmp_path):
 
 async def test_a_stream_comes_in_pieces_which_are_what_is_answered_without_one(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(live, "SHOWN_EVERY_S", 0.0)
+    passes = TorchGenerator._pass
+
+    def with_time_to_show(generator: TorchGenerator) -> None:
+        time.sleep(0.01)  # a small model has sampled a turn before a busy loop looks for the first piece
+        passes(generator)
+
+    monkeypatch.setattr(TorchGenerator, "_pass", with_time_to_show)
     asked = HELLO | {"max_tokens": 60, "seed": 3}
     async with serving(served(folder), tmp_path) as server:
         _, events = await server.ask(CHAT, asked | {"stream": True})
