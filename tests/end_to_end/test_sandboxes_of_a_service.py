@@ -50,12 +50,18 @@ def trained(folder: Path, place: str, environment: dict[str, str]) -> list[dict[
     return [json.loads(line) for line in lines]
 
 
-def quarantined(events: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    return {
-        (event["origin"]["trajectory"], event["origin"]["turn"])
-        for event in events
-        if event["kind"] == "alert" and event["quarantined"]
-    }
+def quarantined(events: list[dict[str, Any]]) -> dict[str, int]:
+    """The trajectories, and the turn of the first alert of each.
+
+    An alert freezes the sandbox.  Whether it stands still before the call has answered is a race: one rollout ends
+    there, another has a further turn or two, and an alert for those.
+    """
+    first: dict[str, int] = {}
+    for event in events:
+        if event["kind"] == "alert" and event["quarantined"]:
+            origin = event["origin"]
+            first[origin["trajectory"]] = min(origin["turn"], first.get(origin["trajectory"], origin["turn"]))
+    return first
 
 
 def test_sandboxes_of_a_service_are_watched_as_those_that_are_here(service: dict[str, str], tmp_path: Path) -> None:
@@ -68,4 +74,4 @@ def test_sandboxes_of_a_service_are_watched_as_those_that_are_here(service: dict
             for event in events
             if event["kind"] == "trajectory" and event["trajectory"]["masked_because"] == "quarantined"
         }
-        assert masked == {trajectory for trajectory, _ in quarantined(events)}
+        assert masked == quarantined(events).keys()
