@@ -35,6 +35,11 @@ class Link(asyncio.Protocol):
         self._waiting[number] = (future, largest_bytes)
         return future
 
+    @property
+    def asked(self) -> int:
+        """How many requests there were."""
+        return self._last_number
+
     def send(self, blob: bytes) -> None:
         """Bytes that are no request: the agent's own code."""
         if self._transport is not None:

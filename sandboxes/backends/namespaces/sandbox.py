@@ -384,11 +384,13 @@ class NamespaceSandbox:
 
     async def reset(self) -> None:
         self._snapshots.clear()
+        asked = self._link.asked
         reply = await completed(self._ask("reset", (), RESET_S))
         if reply.kind != frames.DATA:
             raise self._lose(f"its reset failed: {replies.message(reply)}")
-        assert self._process is not None
-        sockets.socket_guard().remove(self._process.init_pid)
+        if self._link.asked == asked + 1:  # else somebody may have begun something behind it
+            assert self._process is not None
+            sockets.socket_guard().remove(self._process.init_pid)
         await completed(self._renew())
 
     async def _renew(self) -> None:

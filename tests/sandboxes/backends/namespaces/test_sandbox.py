@@ -70,6 +70,13 @@ async def test_sockets_are_counted_from_the_first_request_until_a_reset(sandbox,
         assert await looks(), "what a program left behind may go on"
         await sandbox.reset()
         assert not await looks()
+    asked, resetting = sandbox._link.asked, asyncio.create_task(sandbox.reset())
+    while sandbox._link.asked == asked:
+        await asyncio.sleep(0)
+    begun = asyncio.create_task(sandbox.exec(["true"]))
+    await asyncio.gather(resetting, begun)
+    assert begun.result().outcome == "ok"
+    assert await looks(), "it began behind the reset, before that was answered"
 
 
 async def test_a_host_that_stands_still_loses_no_sandbox(sandbox, monkeypatch):
