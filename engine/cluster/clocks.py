@@ -10,7 +10,7 @@ beside those of others.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, UnkeptTurn
 from engine.spec.trajectory import LATEST, ToolCall, Trajectory, Turn
 
 NOTICED_S = 0.5
@@ -82,8 +82,11 @@ class Clocks:
         """What ``worker`` has collected, whose times are by the loop's clock from now on."""
         ahead_s = self.ahead_s(worker)
         collected.trajectories = self.by_ours(worker, collected.trajectories)
-        moved = (replace(turn, began_at=turn.began_at - ahead_s) for turn in collected.unkept_turns)
-        collected.unkept_turns = [turn for turn in moved if 0 <= turn.began_at < LATEST]
+        collected.unkept_turns = [
+            replace(turn, began_at=began_at)
+            for turn in collected.unkept_turns
+            if (began_at := _earlier(turn, ahead_s)) is not None
+        ]
         return collected
 
     def by_ours(self, worker: str, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
@@ -111,7 +114,7 @@ def _moved(turn: Turn, ahead_s: float) -> Turn:
     return turn.model_copy(update={"began_at": began_at, "seconds": seconds, "tool_calls": calls})
 
 
-def _earlier(timed: Turn | ToolCall, by_s: float) -> float | None:
+def _earlier(timed: Turn | ToolCall | UnkeptTurn, by_s: float) -> float | None:
     """None where a turn may not have such a time: its clock was set between the turn and the comparison."""
     if timed.began_at is None or not 0 <= timed.began_at - by_s < LATEST:
         return None

@@ -119,10 +119,12 @@ def even_attention(network: PolicyNetwork) -> float:
     """How many tokens a row has, about, when attention costs as much as all that the layers compute besides.
 
     For each token a layer multiplies as many numbers as its matrices hold, and 2 D for each token that is looked at,
-    heads being as wide together as a hidden state.  Experts all count, used or not.
+    heads being as wide together as a hidden state.  Experts all count, used or not.  A network that names no layers
+    counts as one.
     """
-    held = sum(parameter.numel() for layer in network.layers for parameter in layer.parameters())
-    return held / (2 * network.hidden_size * len(network.layers))
+    layers = network.layers or [network.module]
+    held = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    return held / (2 * network.hidden_size * len(layers))
 
 
 class BuiltinNetwork(Qwen3):

@@ -81,7 +81,7 @@ class CheckedSession:
 
     @cached_property
     def _validators(self) -> dict[str, Draft202012Validator]:
-        return {tool.name: _validator_of(json.dumps(dict(tool.parameters))) for tool in self._tools}
+        return {tool.name: _validator_for(tool) for tool in self._tools}
 
     def _refusal_of(self, request: ToolRequest) -> ToolCall | None:
         """The record of a call that cannot be made; None where there is nothing against it."""
@@ -102,6 +102,13 @@ class CheckedSession:
 
     def _no_such_tool(self, name: str) -> str:
         return f"no tool {name!r}; there is {', '.join(self._validators) or 'none'}"
+
+
+def _validator_for(tool: ToolSchema) -> Draft202012Validator:
+    try:
+        return _validator_of(json.dumps(dict(tool.parameters)))
+    except (TypeError, ValueError):  # an environment of this process may write what is no JSON, and validates
+        return Draft202012Validator(dict(tool.parameters))
 
 
 @lru_cache(maxsize=256)

@@ -36,11 +36,6 @@ class PrefixTrees:
     """Where the hidden state of each row's token is, counted over all trees; 0 where nothing depends on it."""
 
 
-def prefix_of(sample: Sample) -> bytes:
-    """Equal for samples that begin alike, up to the first token that is learned."""
-    return sample.token_ids[: _given(sample)].tobytes()
-
-
 def longest_worth(given: int, even_attention: float) -> int:
     """Tokens of a tree beyond which one more rollout behind ``given`` tokens costs more than in a tree of its own.
 
@@ -63,8 +58,9 @@ def trees_of(samples: Sequence[Sample], *, max_tokens: int, even_attention: floa
     for number, sample in enumerate(samples):
         if not sample.learned_length:
             continue
-        prefix, tail = prefix_of(sample), _tail(sample)
-        tree, given = open_trees.get(prefix), _given(sample)
+        given = _given(sample)
+        prefix, tail = sample.token_ids[:given].tobytes(), sample.learned_length - 1 - given
+        tree = open_trees.get(prefix)
         if tree is None or lengths[tree[0]] + tail > min(max_tokens, longest_worth(given, even_attention)):
             tree = open_trees[prefix] = []
             trees.append(tree)

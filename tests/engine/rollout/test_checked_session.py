@@ -1,6 +1,7 @@
 """Calls that no tool takes, and sessions that break their contract."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ async def test_tools_of_one_name_and_different_schemas_are_told_apart() -> None:
     for tools, fits in (([ADD], True), ([narrow], False), ([ADD], True)):
         session = Adding()
         await CheckedSession(session, tools).act(adding(a=2, b=40))
+        assert bool(session.messages) is fits
+
+
+async def test_a_schema_that_is_no_json_is_checked_too() -> None:
+    """Environments of this process may give a mapping that cannot be written to, or a set."""
+    frozen = ToolSchema("add", "", {"properties": MappingProxyType({"a": {"enum": {1, 2}}})})
+    for a, fits in ((2, True), (3, False)):
+        session = Adding()
+        await CheckedSession(session, [frozen]).act(adding(a=a, b=40))
         assert bool(session.messages) is fits
 
 

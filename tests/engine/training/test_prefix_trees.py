@@ -151,6 +151,15 @@ def test_how_long_a_row_is_when_attention_costs_half_is_told_by_the_layers() -> 
     assert even_attention(network) == (matrices + norms) / (2 * spec.hidden_size)
 
 
+def test_a_network_that_names_no_layers_counts_as_one() -> None:
+    class Unnamed:
+        layers: tuple[()] = ()
+        hidden_size = 8
+        module = torch.nn.Linear(8, 16, bias=False)
+
+    assert even_attention(Unnamed()) == 8  # type: ignore[arg-type]
+
+
 def test_a_critic_shares_nothing_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     group = [rollout([1] * 100, 10, seed) for seed in range(40)]
     values = {}
